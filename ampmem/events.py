@@ -7,11 +7,11 @@ and ``stack`` columns hold indices into :attr:`Recording.texts`; index 0 is the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cache
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,6 +133,16 @@ class Columns(Shown):
         """The columns, in the order in which the file stores them."""
         return tuple(column.name for column in fields(cls))
 
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[int]]) -> Self:
+        """The columns of ``rows``, each of which has one number per column."""
+        table = np.array(rows, dtype=np.int64).reshape(len(rows), len(cls.names()))
+        return cls(**dict(zip(cls.names(), np.ascontiguousarray(table.T), strict=True)))
+
+    def part(self, start: int, end: int) -> Self:
+        """The rows from ``start`` to before ``end``."""
+        return type(self)(**{name: getattr(self, name)[start:end] for name in self.names()})
+
     def _in_short(self) -> str:
         return f"{len(self):,} rows"
 
@@ -205,7 +215,7 @@ class SegmentColumns(Columns):
     expandable: Column
 
 
-NO_SEGMENTS = SegmentColumns(**{name: np.zeros(0, dtype=np.int64) for name in SegmentColumns.names()})
+NO_SEGMENTS = SegmentColumns.of_rows([])
 """The segments of a source whose allocator has none, such as the CPU's."""
 
 

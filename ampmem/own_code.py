@@ -9,7 +9,7 @@ from types import FrameType
 
 _PACKAGE = Path(__file__).parent
 
-_ALONE = (str(_PACKAGE / "signals.py"), str(_PACKAGE / "additions.py"))
+_ALONE = tuple(str(_PACKAGE / name) for name in ("signals.py", "additions.py", "patching.py"))
 _IN_SCRIPT = tuple(str(_PACKAGE / name) + os.sep for name in ("recorder", "simulator"))
 
 RECORDING_CODE = (*_IN_SCRIPT, *_ALONE, str(_PACKAGE / "block.py"))

@@ -14,9 +14,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 _FunctionT = TypeVar("_FunctionT")
+_GivenP = ParamSpec("_GivenP")
 Undo = Callable[[], None]
 """A function that restores the original; a second call does nothing."""
 
@@ -119,14 +120,42 @@ def unseen(function: _FunctionT) -> _FunctionT:
     return function
 
 
-def replace_all(owners: tuple[Any, ...], values: Mapping[str, Any]) -> Undo:
+def undone_together(install: Callable[_GivenP, Iterator[Undo]]) -> Callable[_GivenP, Undo]:
+    """``install``, which yields undos, as a function that returns one undo for all of them, the last one first.
+
+    If ``install`` fails, what it has installed is undone.
+    """
+
+    @functools.wraps(install)
+    def installed(*args: _GivenP.args, **kwargs: _GivenP.kwargs) -> Undo:
+        with ExitStack() as stack:
+            for undo in install(*args, **kwargs):
+                stack.callback(undo)
+            return stack.pop_all().close
+
+    return installed
+
+
+@undone_together
+def replace_all(owners: tuple[Any, ...], values: Mapping[str, Any]) -> Iterator[Undo]:
     """Put ``values`` into all ``owners``, by name, except names that this version of torch does not have."""
-    with ExitStack() as undo:
-        for owner in owners:
-            for name, value in values.items():
-                if name in vars(owner) or hasattr(owner, name):
-                    undo.callback(_put(owner, name, value))
-        return undo.pop_all().close
+    for owner in owners:
+        for name, value in values.items():
+            if name in vars(owner) or hasattr(owner, name):
+                yield _put(owner, name, value)
+
+
+def in_place_of(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which gets ``original`` first, with its name and signature.
+
+    Not a ``partial``: only a function becomes a method when it is put into a class.
+    """
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    return replacement
 
 
 def put_in(owner: Any, name: str, value: Any) -> Undo:

@@ -165,63 +165,31 @@ class BlockPool:
         return self.get_free_blocks_call_count - block.gc_count_base
 
 
-# The allocator's statistics: the model's counters, and a frozen copy for callers.
+# The allocator's statistics.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stat:
-    """A statistic's current value and its peak."""
-
-    current: int
-    peak: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """The values of ``torch.cuda.memory_stats``, all pools together; bytes if the name says so.
-
-    ``allocated`` counts blocks in use, ``requested`` the bytes that their owners requested, ``active`` also the blocks
-    that wait for other streams, ``reserved`` memory from the device, ``inactive_split`` the free parts of segments in
-    use (``struct DeviceStats``, ``c10/core/CachingDeviceAllocator.h``).
-    """
-
-    allocated_bytes: Stat
-    requested_bytes: Stat
-    active_bytes: Stat
-    reserved_bytes: Stat
-    inactive_split_bytes: Stat
-    allocation: Stat
-    active: Stat
-    segment: Stat
-    inactive_split: Stat
-    oversize_allocations: Stat
-    oversize_segments: Stat
-    num_alloc_retries: int
-    num_ooms: int
-    num_sync_all_streams: int
-    num_device_alloc: int
-    num_device_free: int
-
-    def memory_stats(self) -> dict[str, int]:
-        """The statistics under the keys of ``torch.cuda.memory_stats``."""
-        found: dict[str, int] = {}
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if isinstance(value, int):
-                found[name] = value
-                continue
-            key = name if name.startswith("oversize") else f"{name}.all"
-            found[f"{key}.current"] = value.current
-            found[f"{key}.peak"] = value.peak
-        return found
+_STATISTICS = {
+    "allocated_bytes.all": "allocated",
+    "requested_bytes.all": "requested",
+    "reserved_bytes.all": "reserved",
+    "inactive_split_bytes.all": "inactive_split_bytes",
+    "allocation.all": "allocations",
+    "segment.all": "segments",
+    "inactive_split.all": "inactive_split",
+    "oversize_allocations": "oversize_allocations",
+    "oversize_segments": "oversize_segments",
+}
+"""The counter of each statistic of torch's that has a peak."""
 
 
 @dataclass(slots=True, eq=False)
 class Counters:
-    """The counters behind :class:`Statistics`.
+    """The counters behind ``torch.cuda.memory_stats``, all pools together.
 
-    ``active`` has no counter: it is the sum of allocated and awaiting bytes, and its peak can differ from the peak of
-    allocated bytes only while blocks are awaiting.
+    ``allocated`` are bytes of blocks in use, ``requested`` the bytes that their owners requested, ``awaiting`` counts
+    blocks that wait for other streams, ``reserved`` is memory from the device, ``inactive_split`` counts the free parts
+    of segments in use (``struct DeviceStats``, ``c10/core/CachingDeviceAllocator.h``). ``active`` has no counter: it is
+    the sum of allocated and awaiting bytes, and its peak can differ from the peak of allocated bytes only while blocks
+    are awaiting.
     """
 
     allocations: int = 0
@@ -302,28 +270,17 @@ class Counters:
                 setattr(self, name, getattr(self, name.removesuffix("_peak")))
         self.note_active()
 
-    def statistics(self) -> Statistics:
-        """A frozen copy of the counters."""
-        return Statistics(
-            allocated_bytes=Stat(current=self.allocated, peak=self.allocated_peak),
-            requested_bytes=Stat(current=self.requested, peak=self.requested_peak),
-            active_bytes=Stat(
-                current=self.allocated + self.awaiting_bytes, peak=max(self.active_bytes_peak, self.allocated_peak)
-            ),
-            reserved_bytes=Stat(current=self.reserved, peak=self.reserved_peak),
-            inactive_split_bytes=Stat(current=self.inactive_split_bytes, peak=self.inactive_split_bytes_peak),
-            allocation=Stat(current=self.allocations, peak=self.allocations_peak),
-            active=Stat(current=self.allocations + self.awaiting, peak=max(self.active_peak, self.allocations_peak)),
-            segment=Stat(current=self.segments, peak=self.segments_peak),
-            inactive_split=Stat(current=self.inactive_split, peak=self.inactive_split_peak),
-            oversize_allocations=Stat(current=self.oversize_allocations, peak=self.oversize_allocations_peak),
-            oversize_segments=Stat(current=self.oversize_segments, peak=self.oversize_segments_peak),
-            num_alloc_retries=self.num_alloc_retries,
-            num_ooms=self.num_ooms,
-            num_sync_all_streams=self.num_sync_all_streams,
-            num_device_alloc=self.num_device_alloc,
-            num_device_free=self.num_device_free,
-        )
+    def memory_stats(self) -> dict[str, int]:
+        """The statistics under the keys of ``torch.cuda.memory_stats``."""
+        found = {
+            "active_bytes.all.current": self.allocated + self.awaiting_bytes,
+            "active_bytes.all.peak": max(self.active_bytes_peak, self.allocated_peak),
+            "active.all.current": self.allocations + self.awaiting,
+            "active.all.peak": max(self.active_peak, self.allocations_peak),
+        }
+        for key, name in _STATISTICS.items():
+            found[f"{key}.current"], found[f"{key}.peak"] = getattr(self, name), getattr(self, f"{name}_peak")
+        return found | {name: getattr(self, name) for name in self.__slots__ if name.startswith("num_")}
 
 
 # The CUDA driver as the model needs it: memory, and addresses for it.
@@ -385,20 +342,19 @@ class Driver:
         if size > self.free:
             return None
         address = self.reserve_addresses(size) if self._source is None else self._source(size)
-        self._took(Call.SEGMENT_ALLOC, address, size, stream)
+        self._note(Call.SEGMENT_ALLOC, address, size, stream)
         return address
 
     def map(self, address: int, size: int, stream: int) -> bool:
         """Map memory to addresses (``cuMemCreate`` and ``cuMemMap``); ``False`` if there is not enough."""
         if size > self.free:
             return False
-        self._took(Call.SEGMENT_MAP, address, size, stream)
+        self._note(Call.SEGMENT_MAP, address, size, stream)
         return True
 
     def give_back(self, call: Call, address: int, size: int, stream: int) -> None:
         """Return memory to the device (``cudaFree`` or ``cuMemUnmap``)."""
-        self.in_use -= size
-        self._made(call, address, size, stream)
+        self._note(call, address, size, stream)
 
     def reserve_addresses(self, size: int) -> int:
         """Reserve address space without memory (``cuMemAddressReserve``); returns its address."""
@@ -406,11 +362,8 @@ class Driver:
         self._next += round_up(size, SMALL_BUFFER)
         return address
 
-    def _took(self, call: Call, address: int, size: int, stream: int) -> None:
-        self.in_use += size
-        self._made(call, address, size, stream)
-
-    def _made(self, call: Call, address: int, size: int, stream: int) -> None:
+    def _note(self, call: Call, address: int, size: int, stream: int) -> None:
+        self.in_use += size if call in (Call.SEGMENT_ALLOC, Call.SEGMENT_MAP) else -size
         made = DriverCall(call=call, address=address, size=size, stream=stream)
         self.calls.append(made)
         if self.observer is not None:
@@ -492,7 +445,7 @@ DEFAULT_POOL: PoolId = (0, 0)
 """``segment_pool_id`` of segments outside private pools."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SnapshotBlock:
     """A block: ``allocated``, ``awaiting`` other streams, or else free.
 
@@ -521,20 +474,13 @@ class SnapshotSegment:
 
 def snapshot_segments(state: State) -> tuple[SnapshotSegment, ...]:
     """The segments with memory, by address (``DeviceCachingAllocator::snapshot``)."""
-    found = [each for segment in state.segments.values() for each in _mapped_ranges(segment)]
+    found = [
+        _snapshot_segment(segment, list(blocks))
+        for segment in state.segments.values()
+        for mapped, blocks in itertools.groupby(segment.blocks(), key=lambda block: block.state != UNMAPPED)
+        if mapped
+    ]
     return tuple(sorted(found, key=lambda segment: segment.address))
-
-
-def _mapped_ranges(segment: Segment) -> Iterator[SnapshotSegment]:
-    blocks: list[Block] = []
-    for block in segment.blocks():
-        if block.state != UNMAPPED:
-            blocks.append(block)
-        elif blocks:
-            yield _snapshot_segment(segment, blocks)
-            blocks = []
-    if blocks:
-        yield _snapshot_segment(segment, blocks)
 
 
 def _snapshot_segment(segment: Segment, blocks: list[Block]) -> SnapshotSegment:
@@ -546,13 +492,7 @@ def _snapshot_segment(segment: Segment, blocks: list[Block]) -> SnapshotSegment:
         expandable=segment.page_size > 0,
         pool_id=DEFAULT_POOL,
         blocks=tuple(
-            SnapshotBlock(
-                address=block.address,
-                size=block.size,
-                requested=block.requested,
-                allocated=block.state == ALLOCATED,
-                awaiting=block.state == AWAITING,
-            )
-            for block in blocks
+            SnapshotBlock(each.address, each.size, each.requested, each.state == ALLOCATED, each.state == AWAITING)
+            for each in blocks
         ),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 from ampmem.allocator.blocks import (
     ALLOCATED,
@@ -22,7 +22,6 @@ from ampmem.allocator.blocks import (
     Segment,
     SnapshotSegment,
     State,
-    Statistics,
     snapshot_segments,
 )
 from ampmem.allocator.oom import Candidates, OutOfMemory, OutOfMemoryReport, allowed_memory, largest_size
@@ -114,17 +113,14 @@ class StreamUses:
             self.recorded[stream] = self.recorded.get(stream, 0) + 1
 
     def _event_done(self, state: State, block: Block) -> None:
+        """Note that an event of ``block`` has occurred, and free the block after its last one."""
         self._event_count[block] -= 1
         if self._event_count[block] == 0:
             del self._event_count[block]
-            self._free(state, block)
-
-    @staticmethod
-    def _free(state: State, block: Block) -> None:
-        state.counters.awaiting -= 1
-        state.counters.awaiting_bytes -= block.size
-        state.counters.awaiting_requested -= block.requested
-        state.free_block(block)
+            state.counters.awaiting -= 1
+            state.counters.awaiting_bytes -= block.size
+            state.counters.awaiting_requested -= block.requested
+            state.free_block(block)
 
 
 # Expandable segments: address space for the whole device, with memory mapped in page by page.
@@ -199,15 +195,9 @@ def map_block(state: State, block: Block, size: int) -> Block | None:
     pool.erase_unmapped(block)
     if mapped < block.size:
         pool.insert_unmapped(block.splice_after(mapped))
-    merged = _merge_into_pool(pool, block)
-    state.counters.add_reserved(mapped)
-    return merged
-
-
-def _merge_into_pool(pool: BlockPool, block: Block) -> Block:
-    """Merge a block that is in no pool with its free neighbours and insert it."""
     merged = _merge(block, FREE, pool.erase)
     pool.insert(merged)
+    state.counters.add_reserved(mapped)
     return merged
 
 
@@ -245,14 +235,9 @@ def unmap_block(state: State, block: Block) -> None:
     pool.insert_unmapped(_merge(block, UNMAPPED, pool.erase_unmapped))
     state.counters.remove_reserved(end - begin)
     state.driver.give_back(Call.SEGMENT_UNMAP, begin, end - begin, segment.stream)
-    if not segment.has_memory():
-        _release_expandable_segment(state, segment)
-
-
-def _release_expandable_segment(state: State, segment: Segment) -> None:
-    """Remove a segment without memory (``release_expandable_segment``)."""
-    segment.pool.erase_unmapped(segment.first)
-    del state.segments[segment.address]
+    if not segment.has_memory():  # (``release_expandable_segment``)
+        pool.erase_unmapped(segment.first)
+        del state.segments[segment.address]
 
 
 # Returning memory to the device: all free memory, just enough, or what has been free for long.
@@ -350,8 +335,7 @@ Plan: TypeAlias = tuple[int, int, bool]
 """Block size, segment size, and whether it is in the small pool."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocParams:
+class _AllocParams(NamedTuple):
     """A request that no free block could serve (``struct AllocParams``)."""
 
     pool: BlockPool
@@ -408,9 +392,7 @@ class DeviceCachingAllocator(State):
         pool = self.small if is_small else self.large
         block = self.get_free_block(pool, stream, rounded)
         if block is None:
-            block = self._obtain(
-                AllocParams(pool=pool, stream=stream, asked=size, rounded=rounded, segment_size=segment_size)
-            )
+            block = self._obtain(_AllocParams(pool, stream, size, rounded, segment_size))
         self._alloc_found_block(block, size, rounded)
         return block
 
@@ -516,10 +498,6 @@ class DeviceCachingAllocator(State):
         """Return all free memory, as ``torch.cuda.empty_cache`` does."""
         release_cached_blocks(self, self._streams)
 
-    def statistics(self) -> Statistics:
-        """The current statistics."""
-        return self.counters.statistics()
-
     def snapshot(self) -> tuple[SnapshotSegment, ...]:
         """The current segments and blocks, by address."""
         return snapshot_segments(self)
@@ -532,7 +510,7 @@ class DeviceCachingAllocator(State):
         self._plans[size] = plan
         return plan
 
-    def _obtain(self, params: AllocParams) -> Block:
+    def _obtain(self, params: _AllocParams) -> Block:
         """A block from the device, with the retries of ``malloc`` in their order."""
         if self._collects:
             garbage_collect_cached_blocks(self)
@@ -548,7 +526,7 @@ class DeviceCachingAllocator(State):
             raise OutOfMemory(self._report(params))
         return block
 
-    def _alloc_block(self, params: AllocParams) -> Block | None:
+    def _alloc_block(self, params: _AllocParams) -> Block | None:
         """A block of a new segment, or of more of an expandable one (``alloc_block``); ``None`` without memory."""
         size = params.segment_size
         allowed = allowed_memory(self.settings, self.driver.total)
@@ -565,7 +543,7 @@ class DeviceCachingAllocator(State):
         self.segments[address] = segment
         return segment.first
 
-    def _report(self, params: AllocParams) -> OutOfMemoryReport:
+    def _report(self, params: _AllocParams) -> OutOfMemoryReport:
         counters = self.counters
         free = self.driver.free
         limit = allowed_memory(self.settings, self.driver.total)

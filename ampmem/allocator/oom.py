@@ -170,7 +170,10 @@ def pack_segments(segments: Sequence[SnapshotSegment]) -> str:
     rows = [
         [
             *(each.address, each.size, each.stream, int(each.is_small), int(each.expandable), list(each.pool_id)),
-            [[block.size, block.requested, _state(block)] for block in each.blocks],
+            [
+                [block.size, block.requested, _ALLOCATED if block.allocated else _AWAITING if block.awaiting else _FREE]
+                for block in each.blocks
+            ],
         ]
         for each in segments
     ]
@@ -182,17 +185,10 @@ def unpack_segments(text: str) -> tuple[SnapshotSegment, ...]:
     segments = []
     for address, size, stream, is_small, expandable, pool, rows in json.loads(text):
         blocks, place = [], int(address)
-        for block_size, requested, state in rows:
-            blocks.append(
-                SnapshotBlock(
-                    address=place,
-                    size=int(block_size),
-                    requested=int(requested),
-                    allocated=state == _ALLOCATED,
-                    awaiting=state == _AWAITING,
-                )
-            )
-            place += int(block_size)
+        for length, requested, state in rows:
+            allocated, awaiting = state == _ALLOCATED, state == _AWAITING
+            blocks.append(SnapshotBlock(place, int(length), int(requested), allocated, awaiting))
+            place += int(length)
         segments.append(
             SnapshotSegment(
                 address=int(address),
@@ -213,14 +209,8 @@ def candidates(segments: Sequence[SnapshotSegment], rounded: int, stream: int, p
     for segment in segments:
         mine = segment.pool_id == pool_id and segment.is_small == (rounded <= SMALL_SIZE)
         group = found.other_pool if not mine else found.usable if segment.stream == stream else found.other_stream
-        group.extend(_block(segment, block) for block in segment.blocks if not block.allocated and not block.awaiting)
+        for block in segment.blocks:
+            if not block.allocated and not block.awaiting:  # a block of the model, in a segment of its own
+                pool = BlockPool(is_small=segment.is_small)
+                group.append(Segment(block.address, block.size, pool, segment.stream).first)
     return found
-
-
-def _block(segment: SnapshotSegment, block: SnapshotBlock) -> Block:
-    """``block`` as a block of the model, in a segment of its own."""
-    return Segment(block.address, block.size, BlockPool(is_small=segment.is_small), segment.stream).first
-
-
-def _state(block: SnapshotBlock) -> int:
-    return _ALLOCATED if block.allocated else _AWAITING if block.awaiting else _FREE

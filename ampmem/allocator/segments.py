@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from ampmem.allocator.blocks import Call, SnapshotSegment
 from ampmem.allocator.settings import SMALL_BUFFER
-from ampmem.events import NO_SEGMENTS, SegmentAction, SegmentColumns
+from ampmem.events import SegmentAction, SegmentColumns
 
 
 class Extent(NamedTuple):
@@ -151,21 +149,16 @@ class SegmentLog:
             surplus.remove(extent.address, extent.size)
         for extent in surplus:
             self.release(time_ns, position, extent)
-        missing = there
         for extent in self.held:
-            missing.remove(extent.address, extent.size)
-        for extent in list(missing):
+            there.remove(extent.address, extent.size)
+        for extent in list(there):  # what is left is missing
             self.reserve(time_ns, position, extent)
         return len(self._rows) - before
 
     def take(self) -> SegmentColumns:
         """The rows since the last call."""
         rows, self._rows = self._rows, []
-        if not rows:
-            return NO_SEGMENTS
-        names = SegmentColumns.names()
-        table = np.array(rows, dtype=np.int64).reshape(len(rows), len(names))
-        return SegmentColumns(**dict(zip(names, np.ascontiguousarray(table.T), strict=True)))
+        return SegmentColumns.of_rows(rows)
 
     def _put(self, action: SegmentAction, time_ns: int, position: int, extent: Extent) -> None:
         self.held.add(extent)

@@ -76,7 +76,7 @@ def parse_settings(text: str, former: Settings | None = None) -> Settings:
         if key not in _READERS:
             known = ", ".join(sorted(_READERS))
             raise UsageError(f"unknown allocator option {key!r}; the options that change device memory are {known}")
-        settings = _READERS[key](settings, key, value)
+        settings = replace(settings, **_READERS[key](settings, key, value))
     return settings
 
 
@@ -182,27 +182,6 @@ def _mebibytes(key: str, value: list[str], least: int) -> int:
     return number * MIB
 
 
-def _large_segment_size(settings: Settings, key: str, value: list[str]) -> Settings:
-    size = _mebibytes(key, value, MIN_LARGE_ALLOC + MIB)
-    return replace(settings, large_segment_size=size, max_non_split_rounding=size)
-
-
-def _max_split_size(settings: Settings, key: str, value: list[str]) -> Settings:
-    return replace(settings, max_split_size=_mebibytes(key, value, settings.large_segment_size))
-
-
-def _max_non_split_rounding(settings: Settings, key: str, value: list[str]) -> Settings:
-    return replace(settings, max_non_split_rounding=_mebibytes(key, value, settings.large_segment_size))
-
-
-def _garbage_collection_threshold(settings: Settings, key: str, value: list[str]) -> Settings:
-    return replace(settings, garbage_collection_threshold=_fraction(key, value, one_too=False))
-
-
-def _memory_fraction(settings: Settings, key: str, value: list[str]) -> Settings:
-    return replace(settings, memory_fraction=_fraction(key, value, one_too=True))
-
-
 def _boolean(key: str, value: list[str]) -> bool:
     text = _one(key, value)
     if text not in ("True", "False"):
@@ -210,37 +189,31 @@ def _boolean(key: str, value: list[str]) -> bool:
     return text == "True"
 
 
-def _expandable_segments(settings: Settings, key: str, value: list[str]) -> Settings:
-    return replace(settings, expandable_segments=_boolean(key, value))
-
-
-def _not_modelled(settings: Settings, key: str, value: list[str]) -> Settings:
+def _not_modelled(settings: Settings, key: str, value: list[str]) -> dict[str, Any]:
     if _boolean(key, value):
         raise UsageError(f"the allocator option {key!r} cannot be modelled; leave it out")
-    return settings
+    return {}
 
 
-def _backend(settings: Settings, key: str, value: list[str]) -> Settings:
+def _backend(settings: Settings, key: str, value: list[str]) -> dict[str, Any]:
     text = _one(key, value)
     if text != NATIVE:
         raise UsageError(
             f"the backend {text!r} cannot be modelled: only PyTorch's own caching allocator (backend:native) can"
         )
-    return settings
+    return {}
 
 
-def _roundup_power2_divisions(settings: Settings, key: str, value: list[str]) -> Settings:
+def _divisions(key: str, value: list[str]) -> tuple[int, ...]:
+    """One number for all sizes, or entries ``SIZE_IN_MIB:DIVISIONS``.
+
+    The first entry also counts below its size, ``>`` above the last.
+    """
     if len(value) == 1:
-        divisions = _power_of_two(key, value[0])
-        return replace(settings, roundup_power2_divisions=(divisions,) * ROUNDUP_INTERVALS)
-    return replace(settings, roundup_power2_divisions=_roundup_list(key, value[1:-1]))
-
-
-def _roundup_list(key: str, items: list[str]) -> tuple[int, ...]:
-    """The entries ``SIZE_IN_MIB:DIVISIONS`` as a tuple; the first also counts below its size, ``>`` above the last."""
+        return (_power_of_two(key, value[0]),) * ROUNDUP_INTERVALS
     table = [0] * ROUNDUP_INTERVALS
     last = 0
-    for number, (size, divisions) in enumerate(_roundup_items(key, items)):
+    for number, (size, divisions) in enumerate(_roundup_items(key, value[1:-1])):
         if size == ">":
             table[last + 1 :] = [divisions] * len(table[last + 1 :])
             continue
@@ -268,18 +241,26 @@ def _power_of_two(key: str, text: str) -> int:
     return number
 
 
-_READERS: dict[str, Callable[[Settings, str, list[str]], Settings]] = {
+def _sizes(*names: str) -> Callable[[Settings, str, list[str]], dict[str, Any]]:
+    """Reads a size for the settings called ``names``, at least that of a large segment."""
+    return lambda settings, key, value: dict.fromkeys(names, _mebibytes(key, value, settings.large_segment_size))
+
+
+_READERS: dict[str, Callable[[Settings, str, list[str]], dict[str, Any]]] = {
     "backend": _backend,
-    "expandable_segments": _expandable_segments,
-    "garbage_collection_threshold": _garbage_collection_threshold,
+    "expandable_segments": lambda _, key, value: {"expandable_segments": _boolean(key, value)},
+    "garbage_collection_threshold": lambda _, key, value: {key: _fraction(key, value, one_too=False)},
     "graph_capture_record_stream_reuse": _not_modelled,
-    "large_segment_size_mb": _large_segment_size,
-    "max_non_split_rounding_mb": _max_non_split_rounding,
-    "max_split_size_mb": _max_split_size,
-    "per_process_memory_fraction": _memory_fraction,
-    "roundup_power2_divisions": _roundup_power2_divisions,
+    "large_segment_size_mb": lambda _, key, value: dict.fromkeys(
+        ("large_segment_size", "max_non_split_rounding"), _mebibytes(key, value, MIN_LARGE_ALLOC + MIB)
+    ),
+    "max_non_split_rounding_mb": _sizes("max_non_split_rounding"),
+    "max_split_size_mb": _sizes("max_split_size"),
+    "per_process_memory_fraction": lambda _, key, value: {"memory_fraction": _fraction(key, value, one_too=True)},
+    "roundup_power2_divisions": lambda _, key, value: {key: _divisions(key, value)},
     "throw_on_cudamalloc_oom": _not_modelled,
 }
+"""For each option a function of the settings so far, its name and its value, that returns the settings to change."""
 
 
 # From the requested bytes to the sizes of block and segment.

@@ -252,23 +252,13 @@ def _chosen(traces: list[Any], device: int | None, host_events: int) -> int:
             "to record"
         )
     names = ", ".join(map(str, traced[:16]))
-    if device is None:
-        if len(traced) > 1:
-            raise UsageError(
-                f"the snapshot has traces of the devices {names}; choose one with --device{_out_of_memory(traces)}"
-            )
-        return traced[0]
-    if device not in traced:
+    if device is not None and device not in traced:
         raise UsageError(f"the snapshot has no trace of device {device}, only of {names}")
-    return device
-
-
-def _out_of_memory(traces: list[Any]) -> str:
-    """The end of a message: the devices that ran out of memory."""
-    short = [str(index) for index, rows in enumerate(traces[:_MAX_DEVICES]) if _failures_in(rows)]
-    if not short:
-        return ""
-    return f" (out of memory: device{'' if len(short) == 1 else 's'} {', '.join(short[:16])})"
+    if device is None and len(traced) > 1:
+        short = [str(index) for index, rows in enumerate(traces[:_MAX_DEVICES]) if _failures_in(rows)]
+        failed = f" (out of memory: device{'' if len(short) == 1 else 's'} {', '.join(short[:16])})" if short else ""
+        raise UsageError(f"the snapshot has traces of the devices {names}; choose one with --device{failed}")
+    return traced[0] if device is None else device
 
 
 def _failed(segments: object, traces: list[Any]) -> Iterator[FailedAllocation]:
@@ -500,39 +490,7 @@ class NotReplayable(AmpmemError):
     """The state at the start of the snapshot's trace cannot be rebuilt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitialBlock:
-    """A block in use at the start; ``awaiting`` if its owner had freed it already."""
-
-    address: int
-    size: int
-    requested: int
-    awaiting: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitialSegment:
-    """A segment at the start with its blocks in use, by address; the rest of it is free."""
-
-    address: int
-    size: int
-    stream: int
-    is_small: bool
-    pool_id: PoolId
-    blocks: tuple[InitialBlock, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitialState:
-    """The state at the start.
-
-    A block of undetermined size is assumed to be as large as its rounded request; it may be up to 1 MiB larger.
-    """
-
-    segments: tuple[InitialSegment, ...]
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Live:
     size: int
     requested: int
@@ -540,20 +498,13 @@ class _Live:
     certain: bool
 
 
-@dataclass(slots=True, kw_only=True)
-class _Range:
-    size: int
-    stream: int
-    is_small: bool
-    pool_id: PoolId
-
-
-def rebuild(snapshot: DeviceSnapshot, settings: Settings) -> InitialState:
-    """The state before the trace: every event undone, newest first, from the final segments.
+def rebuild(snapshot: DeviceSnapshot, settings: Settings) -> tuple[SnapshotSegment, ...]:
+    """The segments before the trace with their blocks in use: every event undone, newest first, from the final ones.
 
     Free neighbours always merge, so the blocks in use determine the free ones. Only the size of a block that was alive
     at the start and freed in the trace can be undetermined: the large pool does not split a block if at most 1 MiB
-    would remain. Since no block of that pool is smaller than that, a smaller gap behind such a block belongs to it.
+    would remain. Since no block of that pool is smaller than that, a smaller gap behind such a block belongs to it. A
+    block of undetermined size is assumed to be as large as its rounded request; it may be up to 1 MiB larger.
     Raises :class:`NotReplayable` if trace and segments contradict each other, and for settings under which a gap shows
     nothing.
     """
@@ -564,7 +515,7 @@ def rebuild(snapshot: DeviceSnapshot, settings: Settings) -> InitialState:
     walk = _Walk(snapshot, settings)
     for number in range(len(snapshot.events) - 1, -1, -1):
         walk.undo(snapshot.events[number], number)
-    return walk.state()
+    return walk.segments()
 
 
 def _has_two_events_per_free(events: Iterable[SnapshotEvent]) -> bool:
@@ -587,20 +538,15 @@ class _Walk:
         self._settings = settings
         self._two_events = _has_two_events_per_free(snapshot.events)
         self._live: dict[int, _Live] = {}
-        self._ranges: dict[int, _Range] = {}
+        self._segments = {segment.address: segment for segment in snapshot.segments}
         for segment in snapshot.segments:
             if sum(block.size for block in segment.blocks) != segment.size:
                 raise NotReplayable(f"the blocks of the segment at {segment.address:#x} do not fill it")
-            self._ranges[segment.address] = _Range(
-                size=segment.size, stream=segment.stream, is_small=segment.is_small, pool_id=segment.pool_id
-            )
             for block in segment.blocks:
                 if block.allocated or block.awaiting:
-                    self._live[block.address] = _Live(
-                        size=block.size, requested=block.requested, awaiting=block.awaiting, certain=True
-                    )
+                    self._live[block.address] = _Live(block.size, block.requested, block.awaiting, True)
         self._blocks = sorted(self._live)
-        self._starts = sorted(self._ranges)
+        self._starts = sorted(self._segments)
 
     def undo(self, event: SnapshotEvent, number: int) -> None:
         match event.action:
@@ -613,17 +559,20 @@ class _Walk:
             case "free_completed":
                 self._undo_free(event, number)
             case "segment_alloc":
-                if self._ranges.pop(event.address, None) is None or self._live_in(event.address, event.size):
+                if self._segments.pop(event.address, None) is None or self._live_in(event.address, event.size):
                     raise NotReplayable(
                         f"event {number} makes a segment that does not exist, or is not free, afterwards"
                     )
                 del self._starts[bisect_left(self._starts, event.address)]
             case "segment_free":
-                self._ranges[event.address] = _Range(
+                self._segments[event.address] = SnapshotSegment(
+                    address=event.address,
                     size=event.size,
                     stream=event.stream,
                     is_small=event.size == SMALL_BUFFER,
+                    expandable=False,
                     pool_id=DEFAULT_POOL,
+                    blocks=(),
                 )
                 insort(self._starts, event.address)
             case "segment_map" | "segment_unmap":
@@ -645,9 +594,9 @@ class _Walk:
         """Make the freed block live again; the gap behind it may show its size, and it ends another gap."""
         at = bisect_left(self._starts, event.address + 1) - 1
         start = self._starts[at] if at >= 0 else -1
-        if start < 0 or event.address >= start + self._ranges[start].size:
+        if start < 0 or event.address >= start + self._segments[start].size:
             raise NotReplayable(f"event {number} frees {event.address:#x}, which is in no segment")
-        segment = self._ranges[start]
+        segment = self._segments[start]
         rounded = round_size(event.size, self._settings)
         place = bisect_left(self._blocks, event.address)
         end = start + segment.size
@@ -659,12 +608,8 @@ class _Walk:
         if gap < 0:
             raise NotReplayable(f"event {number} frees {event.address:#x}, which overlaps another block")
         certain = segment.is_small or gap <= SMALL_SIZE
-        self._live[event.address] = _Live(
-            size=rounded + gap if certain and not segment.is_small else rounded,
-            requested=event.size,
-            awaiting=self._two_events,
-            certain=certain,
-        )
+        size = rounded + gap if certain and not segment.is_small else rounded
+        self._live[event.address] = _Live(size, event.size, self._two_events, certain)
         self._blocks.insert(place, event.address)
 
     def _bound(self, address: int, end: int, number: int) -> None:
@@ -677,24 +622,15 @@ class _Walk:
             block.size += gap
             block.certain = True
 
-    def state(self) -> InitialState:
-        segments = []
-        for start in self._starts:
-            segment = self._ranges[start]
-            first = bisect_left(self._blocks, start)
-            last = bisect_left(self._blocks, start + segment.size)
-            segments.append(
-                InitialSegment(
-                    address=start,
-                    size=segment.size,
-                    stream=segment.stream,
-                    is_small=segment.is_small,
-                    pool_id=segment.pool_id,
-                    blocks=tuple(self._initial(address) for address in self._blocks[first:last]),
-                )
-            )
-        return InitialState(segments=tuple(segments))
+    def segments(self) -> tuple[SnapshotSegment, ...]:
+        return tuple(self._with_blocks(self._segments[start]) for start in self._starts)
 
-    def _initial(self, address: int) -> InitialBlock:
-        live = self._live[address]
-        return InitialBlock(address=address, size=live.size, requested=live.requested, awaiting=live.awaiting)
+    def _with_blocks(self, segment: SnapshotSegment) -> SnapshotSegment:
+        first = bisect_left(self._blocks, segment.address)
+        last = bisect_left(self._blocks, segment.address + segment.size)
+        blocks = []
+        for address in self._blocks[first:last]:
+            live = self._live[address]
+            size, requested, awaiting = live.size, live.requested, live.awaiting
+            blocks.append(SnapshotBlock(address, size, requested, allocated=not awaiting, awaiting=awaiting))
+        return replace(segment, blocks=tuple(blocks))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
-import numpy as np
-
-from ampmem.allocator.blocks import Block, Statistics
+from ampmem.allocator.blocks import Block, Counters
 from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.oom import OutOfMemory, OutOfMemoryReport
 from ampmem.allocator.settings import Settings
@@ -43,16 +42,9 @@ class CallTrace(Columns):
 class TraceRun:
     """The result of a trace. ``events`` counts the calls made: all, unless memory ran out."""
 
-    statistics: Statistics
+    counters: Counters
     events: int
     out_of_memory: OutOfMemoryReport | None
-
-
-def trace_of(rows: list[tuple[int, int, int, int]]) -> CallTrace:
-    """A trace from (operation, allocation, bytes, stream)."""
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), 4)
-    operation, allocation, size, stream = np.ascontiguousarray(table.T)
-    return CallTrace(operation=operation, allocation=allocation, bytes=size, stream=stream)
 
 
 def trace_of_events(events: EventColumns, segments: SegmentColumns = NO_SEGMENTS) -> CallTrace:
@@ -65,10 +57,8 @@ def trace_of_events(events: EventColumns, segments: SegmentColumns = NO_SEGMENTS
     live: dict[int, int] = {}
     mallocs = 0
     emptied = set(segments.position[segments.action == SegmentAction.RELEASE].tolist())
-    columns = (events.action, events.address, events.bytes, events.stream)
-    for number, (action, address, size, stream) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
-    ):
+    columns = [column.tolist() for column in (events.action, events.address, events.bytes, events.stream)]
+    for number, (action, address, size, stream) in enumerate(zip(*columns, strict=True)):
         if number in emptied:
             rows.append((Operation.EMPTY_CACHE, 0, 0, 0))
         if action == Action.FREE:
@@ -79,7 +69,7 @@ def trace_of_events(events: EventColumns, segments: SegmentColumns = NO_SEGMENTS
             live[address] = mallocs
             rows.append((Operation.MALLOC, mallocs, size, stream))
             mallocs += 1
-    return trace_of(rows)
+    return CallTrace.of_rows(rows)
 
 
 def make_calls(trace: CallTrace, allocator: DeviceCachingAllocator) -> TraceRun:
@@ -88,13 +78,11 @@ def make_calls(trace: CallTrace, allocator: DeviceCachingAllocator) -> TraceRun:
     malloc, free = allocator.malloc, allocator.free
     # Plain integers: comparing enum members is three times slower, a tenth of the whole run.
     is_malloc, is_free = int(Operation.MALLOC), int(Operation.FREE)
-    columns = (trace.operation, trace.allocation, trace.bytes, trace.stream)
+    columns = [getattr(trace, name).tolist() for name in trace.names()]
     event = 0
     failure = None
     try:
-        for event, (operation, allocation, size, stream) in enumerate(
-            zip(*(column.tolist() for column in columns), strict=True)
-        ):
+        for event, (operation, allocation, size, stream) in enumerate(zip(*columns, strict=True)):
             if operation == is_malloc:
                 if allocation != len(blocks):
                     raise UsageError(f"event {event} of the trace makes allocation {allocation} out of order")
@@ -106,7 +94,7 @@ def make_calls(trace: CallTrace, allocator: DeviceCachingAllocator) -> TraceRun:
         event = len(trace)
     except OutOfMemory as error:
         failure = error.report
-    return TraceRun(statistics=allocator.statistics(), events=event, out_of_memory=failure)
+    return TraceRun(counters=allocator.counters, events=event, out_of_memory=failure)
 
 
 def _call(allocator: DeviceCachingAllocator, operation: int, blocks: list[Block], allocation: int, stream: int) -> None:
@@ -121,27 +109,16 @@ def _call(allocator: DeviceCachingAllocator, operation: int, blocks: list[Block]
             raise UsageError(f"the trace has an unknown operation {operation}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(NamedTuple):
     """The results of one trace under two settings."""
 
     before: TraceRun
     after: TraceRun
 
-    @property
-    def peak_reserved_before(self) -> int:
-        """Peak reserved bytes under the first settings."""
-        return self.before.statistics.reserved_bytes.peak
-
-    @property
-    def peak_reserved_after(self) -> int:
-        """Peak reserved bytes under the second settings."""
-        return self.after.statistics.reserved_bytes.peak
-
 
 def peak_reserved(trace: CallTrace, settings: Settings) -> int:
     """Peak reserved bytes of ``trace`` under ``settings``, from an empty start, without a memory limit."""
-    return make_calls(trace, DeviceCachingAllocator(settings)).statistics.reserved_bytes.peak
+    return make_calls(trace, DeviceCachingAllocator(settings)).counters.reserved_peak
 
 
 def what_if(trace: CallTrace, settings: Settings) -> WhatIf:
@@ -149,7 +126,4 @@ def what_if(trace: CallTrace, settings: Settings) -> WhatIf:
 
     Both runs start with an empty allocator, so compare them with each other and not with a recorded peak.
     """
-    return WhatIf(
-        before=make_calls(trace, DeviceCachingAllocator()),
-        after=make_calls(trace, DeviceCachingAllocator(settings)),
-    )
+    return WhatIf(*(make_calls(trace, DeviceCachingAllocator(each)) for each in (None, settings)))

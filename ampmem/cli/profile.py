@@ -22,13 +22,13 @@ from ampmem.cli.options import (
     settled,
     shared_options,
 )
-from ampmem.cli.processes import afterwards
+from ampmem.cli.processes import end_messages
 from ampmem.cli.processes.children import misplaced_option
-from ampmem.cli.processes.guest import end_as, failure_in_words, run_script, stop_of_simulation, usage_error
 from ampmem.cli.processes.launcher import check_ranks, launch_ranks, launches
 from ampmem.cli.processes.messages import Audience, OfRank, Parent, Person, StepEnded, exit_of_rank
 from ampmem.cli.processes.plan import Plan, beside, forget, ranks_left, tell_name
 from ampmem.cli.processes.protection import inherited
+from ampmem.cli.processes.script_run import end_as, failure_in_words, run_script, stop_of_simulation, usage_error
 from ampmem.cli.processes.spawned import Spawner, may_spawn
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.failure import FailureKind, FailureRecord
@@ -227,11 +227,11 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         raise
     if plan.protected.limits and plan.report_to is None:
         audience.complain(plan.protected.limits)
-    if plan.script.device is Device.AUTO and afterwards.asks_for_cuda(target.code) and not cuda_available():
-        greeting += afterwards.on_the_cpu(plan.script)
+    if plan.script.device is Device.AUTO and end_messages.asks_for_cuda(target.code) and not cuda_available():
+        greeting += end_messages.on_the_cpu(plan.script)
     if plan.names_into is not None:
         tell_name(plan.names_into, plan.protected.real(path))
-    stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
+    stopper = Stopper(on_give_up=lambda: audience.say(end_messages.cannot_be_stopped(path)))
     spawner = Spawner(plan, target.title, stopper.stop)
 
     results = None if plan.results_into is None else Results(plan.protected.real(plan.results_into))
@@ -246,7 +246,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         if results is not None:
             results.close()
         _stop(stopper, together, simulated=simulation is not None)
-        audience.say(afterwards.spared(path, stopper))
+        audience.say(end_messages.why_not_stopped(path, stopper))
 
     try:
         session = Session(
@@ -282,7 +282,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         raise
     if session.forked():
         end_as(ended.failure)
-    afterwards.say_of_files(plan, ended.failure, audience)
+    end_messages.say_of_files(plan, ended.failure, audience)
     try:
         if ended.trouble is not None:
             raise ended.trouble
@@ -349,14 +349,14 @@ class _RecordedScript:
             if failure is not None or not spawned or self.session.outcome.recorded:
                 self._conclude(simulation, failure)
             else:
-                afterwards.discard(self.session)
+                end_messages.discard(self.session)
         finally:
             for line in ranks_left(spawned, self.plan.protected):
                 self.audience.say(line)
 
     def _conclude(self, simulation: Simulation | None, failure: BaseException | None) -> None:
         plan, say = self.plan, self.audience.say
-        predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
+        predicted = None if simulation is None else end_messages.predicted(simulation, failed=failure is not None)
         if failure is None:
             self._check(simulation)  # nothing is predicted if nothing was recorded
         if simulation is not None and predicted is not None:
@@ -364,7 +364,7 @@ class _RecordedScript:
                 self._doubt(simulation, failure)
             say(predicted)
         went_on = plan.run_to_end or self.stopper.caught > 0 or bool(self.stopper.spared)
-        later = afterwards.complete(self.session, simulation, ran_on=went_on)
+        later = end_messages.complete(self.session, simulation, ran_on=went_on)
         if failure is None:
             self._show()
             self.session.check_forced()
@@ -372,9 +372,9 @@ class _RecordedScript:
             self._show_failure(failure, later=later)
 
     def _check(self, simulation: Simulation | None) -> None:
-        """As :func:`afterwards.check_recorded`; doubts about a simulation may explain why nothing was recorded."""
+        """As :func:`end_messages.check_recorded`; doubts about a simulation may explain why nothing was recorded."""
         try:
-            afterwards.check_recorded(self.session, self.target)
+            end_messages.check_recorded(self.session, self.target)
         except NothingRecorded:
             self._doubt(simulation)
             raise
@@ -394,12 +394,12 @@ class _RecordedScript:
     def _show(self) -> None:
         plan, recording = self.plan, self.session.options.path
         stopper = None if plan.run_to_end else self.stopper
-        message = afterwards.recorded(self.session, self.path, stopper)
+        message = end_messages.what_was_recorded(self.session, self.path, stopper)
         if plan.launched is not None and plan.names_into is None:
             message += beside(self.path, plan.launched)
         self.audience.say(message)
         if not plan.quiet and plan.launched is None:
-            afterwards.show_tables(recording, self.path, self.audience)
+            end_messages.show_tables(recording, self.path, self.audience)
         self._write_others()
 
     def _show_failure(self, failure: BaseException, *, later: bool) -> None:
@@ -407,11 +407,13 @@ class _RecordedScript:
         try:
             if self.session.outcome.unfinished is not None or later:
                 if not plan.quiet:
-                    afterwards.show_shortage(recording, self.audience)
+                    end_messages.show_shortage(recording, self.audience)
                 self._write_others()
         finally:
-            why = misplaced_option(plan.script, usage_error(failure)) or afterwards.without_gpu(plan.script, failure)
-            self.audience.complain(afterwards.kept_of_failed(self.session, self.path, self.stopper, later=later) + why)
+            why = misplaced_option(plan.script, usage_error(failure)) or end_messages.without_gpu(plan.script, failure)
+            self.audience.complain(
+                end_messages.left_by_failure(self.session, self.path, self.stopper, later=later) + why
+            )
 
     def _write_others(self) -> None:
         """Write the page and the snapshot, if asked for."""

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ampmem.allocator.gpus import DEFAULT_GPU, find_gpu
 from ampmem.cli.main import main
-from ampmem.cli.processes.guest import leave
+from ampmem.cli.processes.script_run import end_at_once
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -64,7 +64,7 @@ def _run() -> NoReturn:
         main()
     except SystemExit as ended:
         if isinstance(ended.code, int | None):
-            leave(ended.code or 0)
+            end_at_once(ended.code or 0)
         raise
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ampmem.cli.options import ScriptCommand, ScriptOptions, script_options, settled
-from ampmem.cli.processes import afterwards
-from ampmem.cli.processes.guest import end_as, failure_in_words, run_script
+from ampmem.cli.processes import end_messages
 from ampmem.cli.processes.messages import Audience, OfRank, Person, exit_of_rank
 from ampmem.cli.processes.plan import Plan, forget
+from ampmem.cli.processes.script_run import end_as, failure_in_words, run_script
 from ampmem.errors import AmpmemError
 from ampmem.output import sized
 from ampmem.recorder.ranks.environment import launched
@@ -115,7 +115,7 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
         raise
     if watcher.forked():
         end_as(ended.failure)
-    afterwards.say_of_files(plan, ended.failure, audience)
+    end_messages.say_of_files(plan, ended.failure, audience)
     if ended.trouble is not None:
         audience.complain(failure_in_words(ended.trouble))
     else:

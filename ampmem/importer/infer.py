@@ -55,6 +55,9 @@ class Conclusions:
 
 
 _MOST_STATES: Final = 3
+_INDISTINCT: Final = (
+    "nothing in the trace distinguishes parameters from other blocks: blocks that are alive throughout count as other"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,7 @@ class Inferred:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Candidates:
     """The blocks of one size, the most likely parameters first; ``made`` are those made by an optimizer's own code.
 
@@ -74,9 +77,9 @@ class _Candidates:
     """
 
     size: int
-    blocks: tuple[int, ...]
-    made: tuple[int, ...]
-    earlier: frozenset[int]
+    blocks: Sequence[int]
+    made: Sequence[int]
+    earlier: Set[int]
     count: int
     trained: int | None
 
@@ -123,14 +126,8 @@ def _candidates(
     count = trained or cast
     # Code called "optim" need not be an optimizer: there are as many parameters as gradients.
     own = max(sum(not trace.made_by_optimizer(trace.allocations[index]) for index in ordered), count)
-    return _Candidates(
-        size=size,
-        blocks=tuple(ordered[:own]),
-        made=tuple(ordered[own:]),
-        earlier=frozenset(index for index in ordered[:own] if trace.step_of(index) < 0),
-        count=count,
-        trained=trained,
-    )
+    earlier = {index for index in ordered[:own] if trace.step_of(index) < 0}
+    return _Candidates(size, ordered[:own], ordered[own:], earlier, count, trained)
 
 
 def new_states(trace: BlockTrace, parameters: Sequence[Parameter]) -> list[int]:
@@ -202,11 +199,7 @@ def _without_evidence(trace: BlockTrace, standing: Mapping[int, Sequence[int]]) 
     """All blocks that are always there, if there is a forward but neither backward nor cast."""
     phases = set(trace.course.phase)
     if Phase.FORWARD not in phases or Phase.BACKWARD in phases or not any(standing.values()):
-        note = (
-            "nothing in the trace distinguishes parameters from other blocks: blocks that are alive throughout "
-            "count as other"
-        )
-        return Inferred(parameters=(), states=(), notes=(note,))
+        return Inferred(parameters=(), states=(), notes=(_INDISTINCT,))
     parameters = tuple(
         Parameter((index,), _name(size, number), size, True)
         for size in sorted(standing, reverse=True)
@@ -225,16 +218,9 @@ def _which_is_which(copies: int) -> str:
 
 def _left_over(trace: BlockTrace, standing: Mapping[int, Sequence[int]], taken: set[int]) -> list[str]:
     """Names for the blocks that are always there and otherwise unknown."""
-    left = [
-        index
-        for blocks in standing.values()
-        for index in blocks
-        if index not in taken and not trace.replaced(trace.allocations[index])
-    ]
-    if not left:
-        return []
-    total = format_bytes(sum(trace.allocations[index].bytes for index in left))
-    return [f"{len(left)} blocks of {total} {LEFT_OVER}"]
+    others = (trace.allocations[index] for blocks in standing.values() for index in blocks if index not in taken)
+    left = [allocation.bytes for allocation in others if not trace.replaced(allocation)]
+    return [f"{len(left)} blocks of {format_bytes(sum(left))} {LEFT_OVER}"] if left else []
 
 
 def _name(size: int, number: int) -> str:
@@ -321,7 +307,7 @@ def inferred_casts(trace: BlockTrace, low: Sequence[int], there: Mapping[int, in
     """
     fitting = [index for index in low if 2 * trace.allocations[index].bytes in there]
     calls = list(_calls(trace, low))
-    cached = {index for index in fitting if trace.held_by_cache(trace.allocations[index])}
+    cached = {index for index in fitting if trace.is_cached(index)}
     counts = _in_each_pass(trace, fitting)
     over = {size for size in counts if counts[size].most_common(1)[0][1] > there[2 * size]}
     if _cast_again(trace, calls, counts, over, there):
@@ -351,7 +337,7 @@ def _earlier(trace: BlockTrace, there: Mapping[int, int]) -> Iterator[int]:
     as many gradients of twice their size in the backward of casts; one of those may be before the trace, too.
     """
     for index, allocation in enumerate(trace.allocations):
-        if allocation.born == BEFORE and 2 * allocation.bytes in there and trace.held_by_cache(allocation):
+        if allocation.born == BEFORE and 2 * allocation.bytes in there and trace.is_cached(index):
             yield index
     born = Counter(each.bytes for _, each in trace.born_in(Phase.BACKWARD) if trace.birth(each).casting_back)
     freed: dict[int, list[int]] = defaultdict(list)
@@ -533,7 +519,9 @@ def conclude(replay: TracedBlocks, readings: Sequence[StackReading], course: Cou
     trace = BlockTrace(replay, readings, course)
     made = workspaces_by_size(trace)
     gradients = list(_gradients(trace, frozenset(made)))
-    low = copies_in_low_precision(trace, _parameters_there(trace, gradients))
+    # Of each size there may be as many parameters as gradients, or as permanent blocks.
+    there = trace.most_at_once(gradients) or {size: len(blocks) for size, blocks in trace.standing.items()}
+    low = copies_in_low_precision(trace, there)
     workspaces = earlier_workspaces(trace, gradients)
     results = _earlier_results(trace, gradients, low)
     found = inferred_parameters(trace, gradients, low, {*workspaces, *results})
@@ -543,7 +531,7 @@ def conclude(replay: TracedBlocks, readings: Sequence[StackReading], course: Cou
         *(Claim(block, Fact.PARAMETER, item.name, False) for item in found.parameters for block in item.blocks),
         *_gradient_claims(trace, gradients, names),
         *(Claim(at, Fact.CAST_COPY, name, False) for at, name in names_in_turn(trace, casts.of_parameters, names, 2)),
-        *(Claim(at, Fact.CACHED, "", True, at_death=True) for at in _held_by_cache(trace, casts.of_parameters)),
+        *(Claim(at, Fact.CACHED, "", True, at_death=True) for at in casts.of_parameters if trace.is_cached(at)),
         *(Claim(at, Fact.OTHER_CAST, "", True) for at in casts.others),
         *_state_claims(trace, found.states, names),
         *_state_claims(trace, new_states(trace, found.parameters), names),
@@ -572,15 +560,6 @@ def _gradients(trace: BlockTrace, workspaces: Set[int]) -> Iterator[int]:
             continue
         if purpose is Purpose.GRADIENT or allocation.bytes in trace.standing:
             yield index
-
-
-def _parameters_there(trace: BlockTrace, gradients: Sequence[int]) -> Mapping[int, int]:
-    """Number of possible parameters by size: as many as gradients, or as permanent blocks."""
-    return trace.most_at_once(gradients) or {size: len(blocks) for size, blocks in trace.standing.items()}
-
-
-def _held_by_cache(trace: BlockTrace, copies: Sequence[int]) -> Iterator[int]:
-    return (index for index in copies if trace.held_by_cache(trace.allocations[index]))
 
 
 def _names(parameters: Sequence[Parameter]) -> dict[int, list[str]]:

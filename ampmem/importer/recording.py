@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ from ampmem.events import (
     AllocatorRecord,
     ArmRecord,
     Column,
-    Columns,
     EventColumns,
     Fact,
     FactColumns,
@@ -219,8 +218,6 @@ def _extent(event: SnapshotEvent) -> Extent:
     return extent_of_call(event.action, event.address, event.size, event.stream)
 
 
-_ColumnsT = TypeVar("_ColumnsT", bound=Columns)
-
 _WITH_BIAS: Final = "aten::addmm"
 _WORK: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _ITEMSIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -292,13 +289,14 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     facts = _facts(lives, found, texts, typed)
     segments, unknown = segments_reserved(snapshot, lives, _start(lives) - 1)
     ooms = _ooms(snapshot, lives, course)
+    optimized = bool(course.optimizer_names) or _updates(course)
     return Recording(
         run=_run(snapshot, name),
         arm=arm,
         texts=texts.all(),
         events=events,
         facts=facts,
-        phases=_columns(PhaseColumns, [(item.start_ns, item.step, item.phase) for item in course.stretches]),
+        phases=PhaseColumns.of_rows([(item.start_ns, item.step, item.phase) for item in course.stretches]),
         steps=tuple(
             StepRecord(
                 index=step.index,
@@ -311,7 +309,17 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
             )
             for step in course.steps
         ),
-        parameters=_parameters(found, dtype, bool(course.optimizer_names) or _updates(course)),
+        parameters=tuple(
+            ParameterRecord(
+                name=parameter.name,
+                elements=parameter.bytes // _ITEMSIZES[dtype],
+                bytes=parameter.bytes,
+                dtype=dtype,
+                trainable=parameter.trained,
+                optimizer=0 if optimized and parameter.trained else None,
+            )
+            for parameter in found.parameters
+        ),
         optimizers=_optimizers(course, lives, readings),
         notes=(*notes_of(snapshot, lives, readings, course, found, arm, dtype), *unknown),
         segments=segments,
@@ -334,10 +342,6 @@ class _Texts:
 
     def all(self) -> tuple[str, ...]:
         return tuple(self._ids)
-
-
-def _columns(kind: type[_ColumnsT], rows: Sequence[tuple[int, ...]]) -> _ColumnsT:
-    return kind(**dict(zip(kind.names(), _table(rows, len(kind.names())), strict=True)))
 
 
 def _start(lives: TracedBlocks) -> int:
@@ -400,7 +404,7 @@ def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts, typed: str) -
         rows.append((when, allocation.address, claim.fact, texts.id(claim.name), 0, kind, 0))
         if not claim.seen:
             rows.append((when, allocation.address, Fact.INFERRED, 0, 0, 0, 0))
-    return _columns(FactColumns, rows)
+    return FactColumns.of_rows(rows)
 
 
 def _run(snapshot: DeviceSnapshot, name: str) -> RunRecord:
@@ -448,11 +452,10 @@ def _ooms(snapshot: DeviceSnapshot, lives: TracedBlocks, course: Course) -> tupl
 def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
     settings, default = snapshot.settings or Settings(), Settings()
     changed = [each.name for each in fields(Settings) if getattr(settings, each.name) != getattr(default, each.name)]
+    listed = ",".join(f"{name}:{getattr(settings, name)}" for name in changed)
     return AllocatorRecord(
         variable="",
-        settings=NOT_KNOWN
-        if snapshot.settings is None
-        else ",".join(f"{name}:{getattr(settings, name)}" for name in changed),
+        settings=NOT_KNOWN if snapshot.settings is None else listed,
         expandable_segments=any(segment.expandable for segment in snapshot.segments),
         streams=len({segment.stream for segment in snapshot.segments}),
         private_pools=len({segment.pool_id for segment in snapshot.segments} - {DEFAULT_POOL}),
@@ -485,20 +488,6 @@ def _precision(
     if types == {"bfloat16"}:
         return arm, "bfloat16"
     return arm, "float16" if types == {"float16"} else "float32"
-
-
-def _parameters(found: Conclusions, dtype: str, optimized: bool) -> tuple[ParameterRecord, ...]:
-    return tuple(
-        ParameterRecord(
-            name=parameter.name,
-            elements=parameter.bytes // _ITEMSIZES[dtype],
-            bytes=parameter.bytes,
-            dtype=dtype,
-            trainable=parameter.trained,
-            optimizer=0 if optimized and parameter.trained else None,
-        )
-        for parameter in found.parameters
-    )
 
 
 def _updates(course: Course) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
+from ampmem.allocator.blocks import SnapshotSegment
 from ampmem.allocator.settings import SMALL_BUFFER, SMALL_SIZE, Settings, round_size
 from ampmem.allocator.snapshot import (
     ALLOC,
     FREE_COMPLETED,
     FREE_REQUESTED,
     DeviceSnapshot,
-    InitialState,
     NotReplayable,
     SnapshotEvent,
     rebuild,
@@ -21,12 +21,11 @@ from ampmem.allocator.snapshot import (
 from ampmem.errors import RecordingError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSizes:
+class BlockSizes(NamedTuple):
     """Block sizes in bytes: of blocks from before the trace by address, and of allocs in order."""
 
     before: Mapping[int, int]
-    allocs: tuple[int, ...]
+    allocs: Sequence[int]
 
 
 def block_sizes(snapshot: DeviceSnapshot, settings: Settings) -> BlockSizes | None:
@@ -40,7 +39,7 @@ def block_sizes(snapshot: DeviceSnapshot, settings: Settings) -> BlockSizes | No
         allocs = [size for event in snapshot.events if (size := segments.follow(event)) is not None]
     except (NotReplayable, _Contradiction):
         return None
-    return BlockSizes(before=segments.before, allocs=tuple(allocs))
+    return BlockSizes(segments.before, allocs)
 
 
 class _Contradiction(Exception):
@@ -50,12 +49,12 @@ class _Contradiction(Exception):
 class _Segments:
     """The blocks in use and the segments, by address, with their ends."""
 
-    def __init__(self, initial: InitialState, settings: Settings) -> None:
+    def __init__(self, initial: Sequence[SnapshotSegment], settings: Settings) -> None:
         self._settings = settings
-        self._ends = {segment.address: segment.address + segment.size for segment in initial.segments}
-        self._small = {segment.address for segment in initial.segments if segment.is_small}
+        self._ends = {segment.address: segment.address + segment.size for segment in initial}
+        self._small = {segment.address for segment in initial if segment.is_small}
         self._starts = sorted(self._ends)
-        blocks = [block for segment in initial.segments for block in segment.blocks]
+        blocks = [block for segment in initial for block in segment.blocks]
         self._used = sorted(block.address for block in blocks)
         self.before = {block.address: block.size for block in blocks}
 
@@ -147,7 +146,10 @@ class TracedBlocks:
 
 def replay(snapshot: DeviceSnapshot) -> TracedBlocks:
     """The allocations of ``snapshot``. Raises :class:`RecordingError` if the trace contradicts itself."""
-    events = _lives_only(snapshot.events)
+    # Allocs and, for each free, the event at which its memory stops counting as allocated. If the ring buffer lost a
+    # free's request, the block of the completion was no longer allocated.
+    free = FREE_REQUESTED if any(event.action == FREE_REQUESTED for event in snapshot.events) else FREE_COMPLETED
+    events = [event for event in snapshot.events if event.action in (ALLOC, free)]
     foreign = 0
     if snapshot.has_strangers:
         events, foreign = _taking_turns(events)
@@ -171,13 +173,6 @@ def replay(snapshot: DeviceSnapshot) -> TracedBlocks:
         checked=strangers == 0 and total == sum(size for size, _ in final.values()),
         strangers=strangers,
     )
-
-
-def _lives_only(events: tuple[SnapshotEvent, ...]) -> list[SnapshotEvent]:
-    """Allocs and, for each free, the event at which its memory stops counting as allocated."""
-    # If the ring buffer lost a free's request, the block of the completion was no longer allocated.
-    free = FREE_REQUESTED if any(event.action == FREE_REQUESTED for event in events) else FREE_COMPLETED
-    return [event for event in events if event.action in (ALLOC, free)]
 
 
 def _taking_turns(events: list[SnapshotEvent]) -> tuple[list[SnapshotEvent], int]:
@@ -211,7 +206,10 @@ def _rewind(events: list[SnapshotEvent], final: _Blocks) -> tuple[_Blocks, int]:
         there = event.address in alive
         if there != (event.action == ALLOC):
             if event.address in settled:
-                raise _contradiction(index, event)
+                what = "allocated twice" if event.action == ALLOC else "freed twice"
+                raise RecordingError(
+                    f"the snapshot is damaged: the event {index} of its trace says that {event.address:#x} was {what}"
+                )
             strangers += 1
         if event.action == ALLOC:
             alive.pop(event.address, None)
@@ -221,20 +219,12 @@ def _rewind(events: list[SnapshotEvent], final: _Blocks) -> tuple[_Blocks, int]:
     return alive, strangers
 
 
-def _contradiction(index: int, event: SnapshotEvent) -> RecordingError:
-    what = "allocated twice" if event.action == ALLOC else "freed twice"
-    return RecordingError(
-        f"the snapshot is damaged: the event {index} of its trace says that {event.address:#x} was {what}"
-    )
-
-
 class _Sizes:
     """Block sizes: from the segments, else from the trace, else the rounded request."""
 
     def __init__(self, final: dict[int, int], handed_out: BlockSizes | None, settings: Settings) -> None:
         self._final = final
-        self._before = {} if handed_out is None else handed_out.before
-        self._allocs = () if handed_out is None else handed_out.allocs
+        self._before, self._allocs = BlockSizes({}, ()) if handed_out is None else handed_out
         self._settings = settings
         self._rounded: dict[int, int] = {}
 

@@ -219,7 +219,7 @@ class Stretch:
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepSpan:
     """A step; the last one of a trace may have ended without an ``update``."""
 
@@ -255,13 +255,11 @@ def script_course(replay: TracedBlocks, readings: Sequence[StackReading], spans:
         step=tuple(bisect_right(ends, event.time_ns) for event in replay.events),
         stretches=tuple(Stretch(start_ns=at, phase=phase, step=bisect_right(ends, at)) for at, phase in stretches),
         steps=steps,
-        optimizer_names=tuple(dict.fromkeys(_class_of(span) for span in updates)),
+        # AdamW from ``Optimizer.step#AdamW.step``.
+        optimizer_names=tuple(
+            dict.fromkeys(span.name.removeprefix(_STEP).removesuffix(".step")[:_LONGEST_NAME] for span in updates)
+        ),
     )
-
-
-def _class_of(span: Span) -> str:
-    """``AdamW`` from ``Optimizer.step#AdamW.step``."""
-    return span.name.removeprefix(_STEP).removesuffix(".step")[:_LONGEST_NAME]
 
 
 def _phases(replay: TracedBlocks, readings: Sequence[StackReading], updates: Sequence[Span]) -> list[Phase]:
@@ -340,13 +338,10 @@ def _step_spans(stretches: Sequence[tuple[int, Phase]], start: int, end: int) ->
                 ends.append(after)
             updated = True
     bounds = [start, *ends]
-    steps = [
-        StepSpan(index=index, start_ns=bounds[index], end_ns=bounds[index + 1], update=True)
-        for index in range(len(ends))
-    ]
+    steps = [StepSpan(index, *span, True) for index, span in enumerate(pairwise(bounds))]
     working = (Phase.FORWARD, Phase.BACKWARD)
     if not steps or any(at >= bounds[-1] and phase in working for at, phase in stretches):
-        steps.append(StepSpan(index=len(steps), start_ns=bounds[-1], end_ns=max(end, bounds[-1] + 1), update=False))
+        steps.append(StepSpan(len(steps), bounds[-1], max(end, bounds[-1] + 1), False))
     return tuple(steps)
 
 
@@ -398,8 +393,9 @@ class BlockTrace:
         """Whether ``zero_grad`` freed it."""
         return allocation.died != ALIVE and self.death(allocation).zeroing
 
-    def held_by_cache(self, allocation: Allocation) -> bool:
+    def is_cached(self, index: int) -> bool:
         """Whether leaving autocast freed it: autocast's cache holds only casts of whole, trained parameters."""
+        allocation = self.allocations[index]
         return allocation.died != ALIVE and self.death(allocation).leaving_autocast
 
     def replaced(self, allocation: Allocation) -> bool:
@@ -435,10 +431,8 @@ class BlockTrace:
         """Whether a block from before the trace stays, or is freed by neither backward nor update nor zero_grad."""
         if allocation.died == ALIVE:
             return True
-        return not self.zeroed(allocation) and self.course.phase[allocation.died] not in (
-            Phase.BACKWARD,
-            Phase.OPTIMIZER,
-        )
+        phase = self.course.phase[allocation.died]
+        return not self.zeroed(allocation) and phase not in (Phase.BACKWARD, Phase.OPTIMIZER)
 
     def freed_by_first_backward(self) -> Iterator[int]:
         """Blocks from before the trace that the first backward frees: the ring buffer has lost their forward."""
@@ -452,12 +446,9 @@ class BlockTrace:
 
     def most_at_once(self, blocks: Iterable[int]) -> dict[int, int]:
         """Maximum number of ``blocks`` of each size alive at one time."""
-        changes = []
-        for index in blocks:
-            allocation = self.allocations[index]
-            changes.append((allocation.born, 1, allocation.bytes))
-            if allocation.died != ALIVE:
-                changes.append((allocation.died, -1, allocation.bytes))
+        allocations = [self.allocations[index] for index in blocks]
+        changes = [(each.born, 1, each.bytes) for each in allocations]
+        changes += [(each.died, -1, each.bytes) for each in allocations if each.died != ALIVE]
         alive: Counter[int] = Counter()
         most: dict[int, int] = {}
         for _, change, size in sorted(changes):

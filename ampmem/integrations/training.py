@@ -132,7 +132,11 @@ def finish_watch(watch: Watch, error: BaseException | None, wanted: Wanted, keep
         return
     steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
     peak = f", {format_peak(found.highest.peak)} at the highest peak" if found.highest is not None else ""
-    page = _watched_page(watch.path) if wanted.page and found.rows else None
+    page = None
+    if wanted.page and found.rows:
+        from ampmem.reporters.html.watched_page import write_watched
+
+        page, *_ = write_watched(watch.path, _page_of(watch.path), force=True)
     where = f"; the page is {page}" if page is not None else ""
     say(f"watched {steps}{peak}, in {sized(watch.path)}{where}")
     if page is not None:
@@ -194,10 +198,19 @@ class FewSteps:
         folder, self._folder = self._folder, None
         with going_on():
             if recorder is not None:
-                numbers = partial(_numbers, ended=ended)
+                numbers = partial(self._numbers, ended=ended)
                 finish(recorder, error, self._wanted, numbers, self._log, self._keep)
             elif folder is not None:
                 say(_too_short(self._made, self._wanted.asked.skip))
+
+    def _numbers(self, recording: Recording, ended: Sequence[tuple[int, int]]) -> dict[int, int]:
+        """For each recorded step the host's step in which it ended."""
+        found = {}
+        for step in recording.steps:
+            number = next((number for instant, number in ended if step.end_ns <= instant), None)
+            if number is not None:
+                found[step.index] = number
+        return found
 
 
 def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = False) -> Profile | None:
@@ -294,28 +307,12 @@ def say(message: str) -> None:
     Terminal(sys.stderr).say(lead + " ".join(message.split()))
 
 
-def _numbers(recording: Recording, ended: list[tuple[int, int]]) -> dict[int, int]:
-    """For each recorded step the host's step in which it ended."""
-    found = {}
-    for step in recording.steps:
-        number = next((number for instant, number in ended if step.end_ns <= instant), None)
-        if number is not None:
-            found[step.index] = number
-    return found
-
-
 def _page(file: Path) -> Path:
     from ampmem.reporters.html import write
 
     page = _page_of(file)
     write([file], page, force=True)
     return page
-
-
-def _watched_page(file: Path) -> Path:
-    from ampmem.reporters.html.watched_page import write_watched
-
-    return write_watched(file, _page_of(file), force=True)[0]
 
 
 def _page_of(file: Path) -> Path:
@@ -447,25 +444,8 @@ def log_to(
 @contextmanager
 def few_steps_of_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Sequence[Logger]) -> Iterator[None]:
     """Record the loop in the block; ampmem finds its steps and counts them from ``first_step``."""
-    if wanted.watch:
-        with _watched_loop(wanted, folder, first_step, loggers):
-            yield
-        return
-    recorder: Profile | None = None
-    with going_on():
-        recorder = begin(wanted, folder, first_step, counted=True)
-    try:
-        yield
-    except BaseException as error:
-        _end(recorder, error, wanted, loggers)
-        raise
-    _end(recorder, None, wanted, loggers)
-
-
-@contextmanager
-def _watched_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Sequence[Logger]) -> Iterator[None]:
     working = WorkingLoggers(loggers)
-    run = WholeRun(wanted, working.log, working.keep)
+    run = (WholeRun if wanted.watch else _CountedSteps)(wanted, working.log, working.keep)
     run.training_begins(folder, 0)
     run.step_begins(0, first_step)
     try:
@@ -476,14 +456,17 @@ def _watched_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Sequen
     run.training_ends()
 
 
-def _end(recorder: Profile | None, error: BaseException | None, wanted: Wanted, loggers: Sequence[Logger]) -> None:
-    def numbers(recording: Recording) -> dict[int, int]:
-        return {step.index: step.index for step in recording.steps}
+class _CountedSteps(FewSteps):
+    """A few steps of a loop, which ampmem finds and counts by itself, the skipped ones included."""
 
-    working = WorkingLoggers(loggers)
-    with going_on():
-        if recorder is not None:
-            finish(recorder, error, wanted, numbers, working.log, working.keep)
+    def step_begins(self, updates: int, number: int) -> None:
+        """Begin to record the loop, whose first step is ``number``."""
+        folder, self._folder = self._folder, None
+        with going_on():
+            self._profile = begin(self._wanted, folder or Path(), number, counted=True)
+
+    def _numbers(self, recording: Recording, ended: Sequence[tuple[int, int]]) -> dict[int, int]:
+        return {step.index: step.index for step in recording.steps}
 
 
 class WorkingLoggers:

@@ -221,13 +221,8 @@ class AppendedFile:
 
 def cells_of(records: Sequence[object]) -> list[tuple[object, ...]]:
     """The rows for ``records``, which are all of one type."""
-    return [tuple(map(_cell, _values_of(type(record))(record))) for record in records]  # type: ignore[arg-type]
-
-
-@cache
-def _values_of(record: type) -> Callable[[object], tuple[object, ...]]:
-    """What returns the values of a record of this type, in the order of its fields."""
-    return attrgetter(*(field.name for field in fields(record)))
+    values = attrgetter(*(field.name for field in fields(records[0]))) if records else None  # type: ignore[arg-type]
+    return [] if values is None else [tuple(map(_cell, values(record))) for record in records]
 
 
 @cache

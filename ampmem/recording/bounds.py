@@ -120,25 +120,24 @@ def check_bounds(recording: Recording) -> None:
     ):
         _check_columns(table, columns, _codes(recording))
     sizes = (recording.events.bytes, recording.events.block_bytes, recording.segments.bytes)
-    if any(size.sum(dtype=np.float64) > MOST for size in sizes):
-        raise ValueError("its sizes add up to an impossible total")
     steps = [step.index for step in recording.steps]
-    if any(second <= first for first, second in pairwise(steps)):
-        raise ValueError("its steps are not in order")
-    if any(record.implementation not in IMPLEMENTATIONS for record in (*recording.optimizers, *recording.waiting)):
-        raise ValueError("unknown optimizer implementation")
-    if any(record.overlap > record.bytes for record in recording.parameters):
-        raise ValueError("a parameter shares more memory than its own size")
-    if recording.run.rank >= recording.run.world_size:
-        raise ValueError("its rank is not in the job")
-    if any(axis.coordinate >= axis.size for axis in recording.mesh):
-        raise ValueError("its place is not in its device mesh")
-    if any(stage >= recording.stage_count for stage in recording.stages):
-        raise ValueError("its stage is not in the pipeline")
-    _check_extents(recording)
-    _check_texts(recording)
-    _check_shapes(recording)
-    _check_names(recording)
+    optimizers = (*recording.optimizers, *recording.waiting)
+    problems = {
+        "its sizes add up to an impossible total": any(size.sum(dtype=np.float64) > MOST for size in sizes),
+        "its steps are not in order": any(second <= first for first, second in pairwise(steps)),
+        "unknown optimizer implementation": any(each.implementation not in IMPLEMENTATIONS for each in optimizers),
+        "a parameter shares more memory than its own size": any(
+            record.overlap > record.bytes for record in recording.parameters
+        ),
+        "its rank is not in the job": recording.run.rank >= recording.run.world_size,
+        "its place is not in its device mesh": any(axis.coordinate >= axis.size for axis in recording.mesh),
+        "its stage is not in the pipeline": any(stage >= recording.stage_count for stage in recording.stages),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise ValueError(problem)
+    for check in (_check_extents, _check_texts, _check_shapes, _check_names):
+        check(recording)
 
 
 def _codes(recording: Recording) -> Mapping[str, tuple[int, int]]:

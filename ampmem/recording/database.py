@@ -18,7 +18,7 @@ import re
 import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import chain
@@ -73,6 +73,7 @@ COLUMN_TABLES: tuple[tuple[str, type[Columns]], ...] = (
     ("phase", PhaseColumns),
     ("segment", SegmentColumns),
 )
+"""Tables of columns. A recording, and a transaction of one, has each under the table's name and an ``s``."""
 RECORD_TABLES: tuple[tuple[str, type[Any]], ...] = (
     ("step", StepRecord),
     ("parameter", ParameterRecord),
@@ -389,28 +390,22 @@ def _copied(path: Path) -> tuple[sqlite3.Connection | None, int]:
     ``None`` instead of the copy if the file itself must be read. It is opened read-only: its journal belongs to its
     writer, and this process must not roll it back.
     """
-    copy = sqlite3.connect(":memory:", isolation_level=None)
     try:
-        with closing(_connected(path, "ro")) as connection:
+        with ExitStack() as undo, closing(_connected(path, "ro")) as connection:
+            copy = undo.enter_context(closing(sqlite3.connect(":memory:", isolation_level=None)))
             connection.execute("BEGIN")
             size = 1
-            for pragma in (
-                "page_count",
-                "page_size",
-            ):  # the first pragma takes the lock, for which backup() would wait forever
+            # The first pragma takes the lock, for which backup() would wait forever.
+            for pragma in ("page_count", "page_size"):
                 size *= int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
             if size <= path.stat().st_size:  # else the writer is not ampmem
                 connection.backup(copy)
+                undo.pop_all()
                 return copy, size
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-            copy.close()
             raise
-    except BaseException:
-        copy.close()
-        raise
-    copy.close()  # its writer was killed meanwhile, or it is not a recording: reading tells
-    return None, 0
+    return None, 0  # its writer was killed meanwhile, or it is not a recording: reading tells
 
 
 def _check_journal(path: Path) -> None:

@@ -18,24 +18,21 @@ from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
     AllocatorRecord,
     ArmRecord,
-    EventColumns,
-    FactColumns,
     LayersRecord,
     MeshAxis,
     OomRecord,
     OptimizerRecord,
     ParameterRecord,
-    PhaseColumns,
     PredictionRecord,
     Recording,
     RunRecord,
-    SegmentColumns,
     StepRecord,
 )
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.output import being_written, printable
 from ampmem.recording.bounds import DIMENSIONS, INT64, ITEMS, MOST, NAME, STATE, TEXT, check_bounds, integers_of
 from ampmem.recording.database import (
+    COLUMN_TABLES,
     ENDED,
     MAGIC,
     MESH,
@@ -296,8 +293,6 @@ def _short(cell: object) -> str:
     return shown if len(shown) <= 40 else f"{shown[:39]}…"
 
 
-# Reads a recording, whole, from whoever it comes: each cell is checked once, and nothing in the file is ever run.
-
 _HEADER = ("run", "failure", "arm", "prediction", "allocator", MESH, ROWS, ENDED, WATCHED_RUN, WATCHED_END)
 """The keys of the header that are read; a later version may have more."""
 
@@ -334,7 +329,8 @@ def read(path: Path) -> Recording:
     with refused(path, RECORDING):
         recording = _checked(path)
         if recording.ended is False and (here or being_written(path)):
-            return _still_growing(recording)
+            notes = (note for note in recording.notes if note != NOT_ENDED)
+            return replace(recording, ended=None, notes=(*notes, STILL_WRITTEN))
         if recording.ended is False and _ended_meanwhile(path):
             return _checked(path)
         return recording
@@ -350,7 +346,7 @@ def refused(path: Path, layout: Layout) -> Iterator[None]:
     try:
         yield
     except _DAMAGED as error:
-        if isinstance(error, sqlite3.Error) and _is_locked(error):
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             raise RecordingError(f"{path} is locked by a program that is writing to it; try again") from error
         raise RecordingError(f"{path} is not an ampmem {layout.called}, or it is damaged ({_said(error)})") from error
 
@@ -373,23 +369,12 @@ def world_size_of(path: Path) -> int:
         return 1
 
 
-def _is_locked(error: sqlite3.Error) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-
-
 def _said(error: Exception) -> str:
     """The text of ``error``, which may quote the file, as one printable line."""
     said = "it takes too much work to read" if str(error) == "interrupted" else str(error)
     if isinstance(error, sqlite3.DatabaseError) and "malformed" in said:
         said += f"; {_TORN}"
     return printable(said[:300])
-
-
-def _recording(database: Database) -> Recording:
-    header = header_of(database)
-    recording = _recording_of(database, header)
-    check_whole(database, header)
-    return recording
 
 
 def check_whole(database: Database, header: Mapping[str, Mapping[str, object]]) -> None:
@@ -409,9 +394,7 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
         run=replace(run, local_rank=place.local_rank, job=place.job),
         arm=_optional(ArmRecord, header.get("arm")) or _UNKNOWN_ARM,
         texts=_texts(database),
-        events=database.columns("event", EventColumns),
-        facts=database.columns("fact", FactColumns),
-        phases=database.columns("phase", PhaseColumns),
+        **{f"{table}s": database.columns(table, kind) for table, kind in COLUMN_TABLES},  # type: ignore[arg-type]
         steps=records_of(StepRecord, database, "step"),
         parameters=records_of(ParameterRecord, database, "parameter"),
         optimizers=tuple(record for record in optimizers if record.stepped),
@@ -420,7 +403,6 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
         plain_step_ns=tuple(integer(each, (0, MOST)) for (each,) in database.rows("plain_step", "duration_ns")),
         layers=records_of(LayersRecord, database, "layers"),
         ooms=records_of(OomRecord, database, "oom"),
-        segments=database.columns("segment", SegmentColumns),
         prediction=_optional(PredictionRecord, header.get("prediction")),
         allocator=_optional(AllocatorRecord, header.get("allocator")),
         mesh=place.axes,
@@ -432,7 +414,9 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
 
 def _checked(path: Path) -> Recording:
     with opened(path) as database:
-        recording = _recording(database)
+        header = header_of(database)
+        recording = _recording_of(database, header)
+        check_whole(database, header)
     check_bounds(recording)
     return recording
 
@@ -446,12 +430,6 @@ def _ended_meanwhile(path: Path) -> bool:
 def _ended(header: Mapping[str, Mapping[str, object]]) -> bool | None:
     """Whether the recording was ended; ``None`` if the header does not say."""
     return _flag(header[ENDED]["ended"]) if ENDED in header else None
-
-
-def _still_growing(recording: Recording) -> Recording:
-    """``recording`` with ``ended=None``: it is still being written."""
-    notes = (note for note in recording.notes if note != NOT_ENDED)
-    return replace(recording, ended=None, notes=(*notes, STILL_WRITTEN))
 
 
 def header_of(database: Database) -> dict[str, Mapping[str, object]]:

@@ -16,7 +16,7 @@ from functools import partial
 from json import dumps, loads
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -45,8 +45,6 @@ from ampmem.names import NOT_ENDED
 from ampmem.recording.appending import AT_ONCE, AppendedFile, cells_of, places
 from ampmem.recording.database import COLUMN_TABLES, ENDED, MESH, RECORDING, ROWS
 from ampmem.recording.reader import is_recording, read
-
-_ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
 _ROWS_AT_ONCE = 1 << 12
 
@@ -95,7 +93,7 @@ class RecordingWriter(AppendedFile):
         super().__init__(path, force=force, rows={"text": 1})
 
     def _first_entries(self) -> dict[str, object]:
-        return {ENDED: _ending(ended=False)} | _run_rows(self._run)
+        return {ENDED: {"ended": False}} | _run_rows(self._run)
 
     def append(self, batch: Batch, description: Description | None = None) -> None:
         """Write ``batch`` and ``description`` in one transaction.
@@ -110,9 +108,8 @@ class RecordingWriter(AppendedFile):
 
     def _insert_batch(self, batch: Batch, description: Description | None) -> None:
         self._insert_cells("text", list(batch.texts), 1, "(value) ")
-        columns = (batch.events, batch.facts, batch.phases, batch.segments)
-        for (table, _), part in zip(COLUMN_TABLES, columns, strict=True):
-            self._insert_columns(table, part)
+        for table, _ in COLUMN_TABLES:
+            self._insert_columns(table, getattr(batch, f"{table}s"))
         if batch.step is not None:
             self._insert_records("step", [batch.step])
         self._insert_records("layers", batch.layers)
@@ -156,7 +153,7 @@ class RecordingWriter(AppendedFile):
         if ended is None:
             self._database.execute("DELETE FROM meta WHERE key = ?", (ENDED,))
         else:
-            self._write_meta({ENDED: _ending(ended=ended)})
+            self._write_meta({ENDED: {"ended": ended}})
 
     def withdraw(self) -> None:
         """Remove a file without steps; the first step makes it again, unless the name is taken by then."""
@@ -182,11 +179,9 @@ class RecordingWriter(AppendedFile):
             return
         device_name = description.device_name or self._run.device_name
         run = replace(self._run, device_name=device_name, failure=description.failure or self._run.failure)
-        self._write_meta({"arm": asdict(description.arm)} | _run_rows(run, description.place))
-        if description.prediction is not None:
-            self._write_meta({"prediction": asdict(description.prediction)})
-        if description.allocator is not None:
-            self._write_meta({"allocator": asdict(description.allocator)})
+        records = {"arm": description.arm, "prediction": description.prediction, "allocator": description.allocator}
+        known = {key: asdict(record) for key, record in records.items() if record is not None}
+        self._write_meta(known | _run_rows(run, description.place))
         for table in ("parameter", "optimizer", "note"):
             self._database.execute(f"DELETE FROM {table}")
             self._rows[table] = 0
@@ -205,10 +200,6 @@ class RecordingWriter(AppendedFile):
             rows = rows[whole:]
 
 
-def _ending(*, ended: bool) -> dict[str, bool]:
-    return {"ended": ended}
-
-
 def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, object]:
     """The header's rows for ``run``, at ``place`` if given.
 
@@ -218,12 +209,9 @@ def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, obj
         run = replace(run, **{name: getattr(place, name) for name in ("rank", "world_size", "local_rank", "job")})
     rows = asdict(run)
     failure = rows.pop("failure")
-    if not run.step_on:
-        del rows["step_on"]
-    if not run.assume:
-        del rows["assume"]
-    if not run.script_sha256:
-        del rows["script_sha256"]
+    for name in ("step_on", "assume", "script_sha256"):
+        if not rows[name]:
+            del rows[name]
     later: dict[str, object] = {"local_rank": rows.pop("local_rank"), "job": rows.pop("job")}
     if place is not None:
         later["axes"] = [asdict(axis) for axis in place.mesh]
@@ -256,12 +244,11 @@ def write_recording(path: Path, recording: Recording) -> None:
 
 def _batches(recording: Recording) -> Iterator[Batch]:
     """The recording in transactions: short tables first, then events and facts in pieces, to save memory."""
-    no_events, no_facts = _rows_of(recording.events, 0, 0), _rows_of(recording.facts, 0, 0)
-    no_phases = _rows_of(recording.phases, 0, 0)
+    no_phases = recording.phases.part(0, 0)
     yield Batch(
         texts=recording.texts[1:],
-        events=no_events,
-        facts=no_facts,
+        events=recording.events.part(0, 0),
+        facts=recording.facts.part(0, 0),
         phases=recording.phases,
         step=None,
         layers=recording.layers,
@@ -270,12 +257,8 @@ def _batches(recording: Recording) -> Iterator[Batch]:
     )
     for start in range(0, max(len(recording.events), len(recording.facts)), _ROWS_AT_ONCE):
         end = start + _ROWS_AT_ONCE
-        events, facts = _rows_of(recording.events, start, end), _rows_of(recording.facts, start, end)
+        events, facts = recording.events.part(start, end), recording.facts.part(start, end)
         yield Batch(texts=(), events=events, facts=facts, phases=no_phases, step=None)
-
-
-def _rows_of(columns: _ColumnsT, start: int, end: int) -> _ColumnsT:
-    return type(columns)(**{name: getattr(columns, name)[start:end] for name in columns.names()})
 
 
 def _description(recording: Recording) -> Description:
@@ -314,9 +297,8 @@ def add_ending(
     failed, and ``ooms`` are out-of-memory errors after the recorded steps. Raises :class:`RecordingError` if it cannot
     be written.
     """
-    header: dict[str, object] = {} if prediction is None else {"prediction": asdict(prediction)}
-    if failure is not None:
-        header["failure"] = asdict(failure)
+    given = {"prediction": prediction, "failure": failure}
+    header: dict[str, object] = {key: asdict(record) for key, record in given.items() if record is not None}
     try:
         with closing(sqlite3.connect(path)) as database, database:
             known = {note for (note,) in database.execute("SELECT message FROM note")}
@@ -370,17 +352,9 @@ def pack(recording: Recording) -> str:
         with TemporaryDirectory(prefix="ampmem-") as folder:
             path = Path(folder) / "recording"
             write_recording(path, recording)
-            return PACKED + base64.b64encode(b"".join(_squeezed(path))).decode("ascii")
+            return PACKED + base64.b64encode(zlib.compress(path.read_bytes())).decode("ascii")
     except OSError as error:
         raise UsageError(f"cannot write a temporary file: {error}") from error
-
-
-def _squeezed(path: Path) -> Iterator[bytes]:
-    packer = zlib.compressobj()
-    with path.open("rb") as stream:
-        while piece := stream.read(_PIECE):
-            yield packer.compress(piece)
-    yield packer.flush()
 
 
 def unpack(text: str, events: int) -> Recording:

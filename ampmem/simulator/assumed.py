@@ -63,7 +63,9 @@ def assumed_of(texts: Sequence[str], option: str = "assume=") -> Assumed:
         if name in fractions or (line is not None and line["place"] in numbers) or (uncompiled and name == _COMPILE):
             raise UsageError(f"{option.strip()}: {name} is given twice")
         if name == _COMPILE:
-            uncompiled = _eager(option + text, given)
+            if given != "eager":
+                raise UsageError(f"{option}{text}: give compile=eager, which runs compiled code uncompiled")
+            uncompiled = True
         elif line is not None:
             numbers[line["place"]] = _number(option + text, given)
         else:
@@ -71,14 +73,9 @@ def assumed_of(texts: Sequence[str], option: str = "assume=") -> Assumed:
     return Assumed(fractions=fractions, numbers=numbers, uncompiled=uncompiled, option=option)
 
 
-def _eager(text: str, given: str) -> bool:
-    if given != "eager":
-        raise UsageError(f"{text}: give compile=eager, which runs compiled code uncompiled")
-    return True
-
-
 def _number(text: str, given: str) -> float:
     try:
+        # A whole number stays one: it may be a size.
         return float(given) if "." in given or "e" in given else int(given)
     except ValueError:
         raise UsageError(f"{text}: give the number that the line reads, such as train.py:12=7") from None

@@ -69,12 +69,7 @@ class SimulatedDevice:
     """
 
     def __init__(
-        self,
-        gpu: GpuSpec,
-        settings: Settings,
-        *,
-        label: str = "cuda",
-        environment: Mapping[str, str] | None = None,
+        self, gpu: GpuSpec, settings: Settings, *, label: str = "cuda", environment: Mapping[str, str] | None = None
     ) -> None:
         self.gpu = gpu
         self.label = label
@@ -176,9 +171,17 @@ class SimulatedDevice:
     def bury(self) -> None:
         """Free the blocks of freed storages, unless the thread that holds the allocators will."""
         while self._dead and not self._busy and self.lock.acquire(blocking=False):
+            self._busy = True
             try:
-                self._take_back()
+                while self._dead:
+                    reference = self._dead.pop(0)
+                    if self._references.get(reference.key) is reference:
+                        del self._references[reference.key]
+                        block = self._blocks.pop(reference.key, None)
+                        if block is not None:
+                            self._give_back(block)
             finally:
+                self._busy = False
                 self.lock.release()
 
     def storage_address(self, tensor: torch.Tensor) -> int:
@@ -286,6 +289,7 @@ class SimulatedDevice:
         stream = self.order.current()
         with self._at_work():
             try:
+                # The device keeps up (KEEPS_UP); the second allocator, of the upper bound, lags behind.
                 if self.allocator.counters.awaiting:
                     self.allocator.complete_events()
                 block = self.allocator.malloc(size, stream)
@@ -354,6 +358,7 @@ class SimulatedDevice:
             held.pop(op, None)
             if before:
                 held[op] = before
+            # Last one first, as C++ destroys the locals of a function.
             for block in reversed(blocks):
                 self.free(block)
 
@@ -420,15 +425,8 @@ class SimulatedDevice:
         """The predicted memory of the run so far on this GPU."""
         if self.order.backward_elsewhere:
             self.leave_out(_CROSSING)
-        return prediction(
-            self._peaks,
-            self._highest,
-            total=self.gpu.total_memory,
-            context=self.gpu.context,
-            libraries=self._libraries,
-            unmodelled=tuple(self.unmodelled),
-            ran_out=self.out_of_memory is not None,
-        )
+        found = prediction(self._peaks, self._highest, self.gpu, self._libraries)
+        return replace(found, unmodelled=tuple(self.unmodelled), ran_out=self.out_of_memory is not None)
 
     def segments(self) -> tuple[SnapshotSegment, ...]:
         """The allocator's current segments and blocks."""
@@ -450,19 +448,6 @@ class SimulatedDevice:
         assert isinstance(reference, _StorageRef)
         self._dead.append(reference)
         self.bury()
-
-    def _take_back(self) -> None:
-        self._busy = True
-        try:
-            while self._dead:
-                reference = self._dead.pop(0)
-                if self._references.get(reference.key) is reference:
-                    del self._references[reference.key]
-                    block = self._blocks.pop(reference.key, None)
-                    if block is not None:
-                        self._give_back(block)
-        finally:
-            self._busy = False
 
     def _report(self, action: Action, block: Block) -> None:
         if self.recorder is None:

@@ -90,6 +90,7 @@ class Extras:
             self._blas(func, args, kwargs, result)
         elif func in _CONVOLUTIONS:
             self._convolution(func, args, result)
+        # After the results exist, as the kernel runs then.
         for sizes in scratch_of(func, args, result, device.gpu):
             device.scratch(str(func), sizes)
         if func in ASSUMED:
@@ -140,7 +141,8 @@ class Extras:
             known = None if self._table is None else self._table.of(convolution, name, benchmark=benchmark)
             if known is not None and self._table is not None:
                 device.assume(f"{CUDNN_CONVOLUTIONS}, where the shape is known: {self._table.source}")
-                self._with_workspace(str(func), known)
+                if known and device.could_have(known):  # without memory for it cuDNN uses another algorithm
+                    device.scratch(str(func), (known,))
                 continue
             device.assume_scratch(CUDNN_CONVOLUTIONS, convolution.most(os.environ), convolution.key(name))
             device.assume(_ASSUMED)
@@ -159,11 +161,6 @@ class Extras:
         self._device.assume_all_that_is_free(CUDNN_TRIALS, workspace_limit(os.environ))
         self._device.empty_cache()
         self._device.assume(_TRIED)
-
-    def _with_workspace(self, op: str, size: int) -> None:
-        """Allocate a workspace; without memory for it cuDNN uses another algorithm."""
-        if size and self._device.could_have(size):
-            self._device.scratch(op, (size,))
 
 
 @functools.cache

@@ -10,21 +10,19 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ampmem.simulator.private.general import (
-    FakeTensor,
-    arguments_written,
-    below_modes,
-    is_computed,
-    is_pointwise,
-    storage_key,
-)
+from ampmem.simulator.private import general
+from ampmem.simulator.private.general import FakeTensor, below_modes, is_computed, storage_key
 from ampmem.simulator.values import Known, Number, fakes_in, seen_as
 
 aten = torch.ops.aten
+
+
+_Numbers: TypeAlias = "weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[torch.dtype, Number]]"
+"""The number that all elements of a storage are, as a dtype."""
 
 
 class Written(NamedTuple):
@@ -47,10 +45,8 @@ class Likely(Known):
     def __init__(self, known: Known) -> None:
         super().__init__()
         self._known = known
-        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[torch.dtype, Number]]
-        self._numbers = weakref.WeakKeyDictionary()
-        self._blank: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[torch.dtype, Number]]
-        self._blank = weakref.WeakKeyDictionary()
+        self._numbers: _Numbers = weakref.WeakKeyDictionary()
+        self._blank: _Numbers = weakref.WeakKeyDictionary()
         """Likewise, the numbers of tensors that were filled with one: only for what is computed with even routing."""
         self._even: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
@@ -90,6 +86,7 @@ class Likely(Known):
         given = list(fakes_in((*args, *kwargs.values())))
         if any(map(self._has, given)) and is_computed(func):
             if not any(map(self.are_even, given)):
+                # One number for all elements needs no memory for them, so it is tried first.
                 if not self._fill_alike(func, args, kwargs, result) and _few(given):
                     super().after(func, args, kwargs, result)
                 return
@@ -195,7 +192,7 @@ class Likely(Known):
                         return False
                     one[place] = values.as_strided((1,) * values.dim(), (1,) * values.dim())
                     numbers.append(one[place].item())
-                if not (is_pointwise(func) or func in _EXTREMES or (func in _SUMS and not any(numbers))):
+                if not (general.is_pointwise(func) or func in _EXTREMES or (func in _SUMS and not any(numbers))):
                     return False
                 self.fill(result, func(*one, **self._real(kwargs, func)).item())
         except Exception:  # another argument has several elements, or there is no kernel
@@ -211,6 +208,7 @@ class Likely(Known):
             return
         if columns > _EXPERTS and chosen.numel() < columns:
             return
+        # Below the script's modes: none of this is its computation.
         with below_modes():
             each = chosen.shape[dim] if dim >= 0 else 1
             rows = torch.arange(chosen.numel() // max(each, 1), device="cpu").unsqueeze(1)
@@ -264,7 +262,7 @@ def _writes_first(func: Any) -> bool:
     """Whether ``func`` is one of torch's ops that writes to its first argument alone, by no random numbers."""
     if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
         return False
-    return [place for place, _ in arguments_written(func)] == [0]
+    return [place for place, _ in general.arguments_written(func)] == [0]
 
 
 _OVERWRITES = (aten.copy_.default, aten.fill_.Scalar, aten.zero_.default)

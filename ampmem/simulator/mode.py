@@ -33,25 +33,8 @@ from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.extras import Extras
 from ampmem.simulator.likely import Likely
 from ampmem.simulator.ops import DISTINCT, KERNELS, REMEDIES, WITHOUT, Found, no_layout
-from ampmem.simulator.private.general import (
-    ENGINE_CALLER,
-    PRODUCT,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    SharedFakeTensorMode,
-    UnsupportedOperatorException,
-    below_modes,
-    has_size_of_data,
-    holders,
-    in_backward,
-    is_composite,
-    is_higher_order,
-    running_node,
-    tree_leaves,
-    unwraps_itself,
-    without_autocast,
-)
+from ampmem.simulator.private import general
+from ampmem.simulator.private.general import FakeTensor, SharedFakeTensorMode, below_modes, in_backward, running_node
 from ampmem.simulator.reads import LARGE, ValueReads
 from ampmem.simulator.scratch.scratch import made_by, whole_result
 from ampmem.simulator.values import Guesses, Known, MadeUpTensors, written
@@ -123,10 +106,7 @@ _IN_PLACE = {
     aten.put.default: aten.put_.default,
 }
 _MASKED = {aten.masked_fill.Scalar: aten.masked_fill_.Scalar}
-_LOGICAL = {
-    aten.logical_and.default: aten.logical_and_.default,
-    aten.logical_or.default: aten.logical_or_.default,
-}
+_LOGICAL = {aten.logical_and.default: aten.logical_and_.default, aten.logical_or.default: aten.logical_or_.default}
 _CHAINED = {
     aten.sub.Tensor: aten.sub_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
@@ -199,7 +179,7 @@ class Accumulation:
         old, new = args
         if not (isinstance(old, FakeTensor) and isinstance(new, FakeTensor)):
             return False
-        found = holders(old)
+        found = general.holders(old)
         if self.seen is not None:
             self.seen.append(found)
         if old.shape != new.shape or old.dtype != new.dtype or not _dense(old):
@@ -223,7 +203,7 @@ def _called_by_engine() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OWN):
         frame = frame.f_back
-    return frame is not None and frame.f_code is ENGINE_CALLER
+    return frame is not None and frame.f_code is general.ENGINE_CALLER
 
 
 def _dense(tensor: torch.Tensor) -> bool:
@@ -243,6 +223,10 @@ _META = torch.device("meta")
 _DENSE = (None, torch.strided)
 _FAKES = (FakeTensor,)
 _FLEX = "flex_attention"
+_FLEX_ASSUMED = (
+    f"assumed: {_FLEX} runs as the kernel that torch.compile makes; if the script does not compile it, it also keeps "
+    "all scores"
+)
 
 LARGE_RANDOM = 1 << 24
 """Number of elements from which on a random tensor made on the CPU is fake.
@@ -276,7 +260,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.guesses = Guesses(device, assumed)
         self.made_up = MadeUpTensors()
         self.accumulation = Accumulation()
-        self.additions = InPlaceAdditions(PRODUCT, device.assume)
+        self.additions = InPlaceAdditions(general.PRODUCT, device.assume)
         self.extras = Extras(device)
         self.work = Work()
         self._finds = Found(self._found, device.gpu)
@@ -341,7 +325,7 @@ class SimulatedMode(SharedFakeTensorMode):
             if FakeTensor not in types:  # another thread, which started before the mode
                 return func(*args, **(kwargs or {}))
             raise NotSimulated(f"{script_line()}: {_GONE}")
-        if types != _FAKES and any(map(unwraps_itself, types)):
+        if types != _FAKES and any(map(general.unwraps_itself, types)):
             return NotImplemented  # the op is called again with the inner tensors
         return self.dispatch(func, types, args, kwargs)
 
@@ -349,11 +333,7 @@ class SimulatedMode(SharedFakeTensorMode):
         return self
 
     def dispatch(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one op for real if all its tensors are real CPU tensors, else on fake tensors."""
         kwargs = kwargs or {}
@@ -411,10 +391,12 @@ class SimulatedMode(SharedFakeTensorMode):
                 self._forget_written(func, args, kwargs)
         given = args, kwargs
         args, kwargs = self.faked(args), self.faked(kwargs)
-        functions = is_higher_order(func)
+        functions = general.is_higher_order(func)
+        if functions and not str(func).startswith(_FLEX):
+            raise stop(f"{func} takes functions, and what it does with them is not simulated; avoid this op")
         if functions:
-            self._check_higher_order(str(func))
-        whole = not (functions or is_composite(func, self.device_model.label))
+            self.device_model.assume(_FLEX_ASSUMED)
+        whole = not (functions or general.is_composite(func, self.device_model.label))
         self._inside += whole
         # The fake tensors' cache keeps an op's result: the parts of a composite one (inference mode lets them
         # through) must run each time, or their allocations would be made only the first time.
@@ -422,12 +404,12 @@ class SimulatedMode(SharedFakeTensorMode):
         remembered, self.cache_enabled = self.cache_enabled, self._remembers and remembers
         try:
             result = super().dispatch(func, (), args, kwargs)
-        except (DynamicOutputShapeException, DataDependentOutputException):
+        except (general.DynamicOutputShapeException, general.DataDependentOutputException):
             raise stop(
                 f"the size of the result of {func} depends on the data, which a simulated device does not have; "
                 + REMEDIES.get(func, "compute it on the CPU, or avoid this op")
             ) from None
-        except (UnsupportedOperatorException, NotImplementedError):
+        except (general.UnsupportedOperatorException, NotImplementedError):
             raise stop(
                 f"{func} has no meta kernel (torch does not know its result without running it), so it cannot be "
                 "simulated; " + REMEDIES.get(func, "use another op, or a machine with a GPU")
@@ -448,7 +430,7 @@ class SimulatedMode(SharedFakeTensorMode):
 
     def _of_known_size(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an op whose size depends on values that are known or likely; otherwise ``None``."""
-        if not has_size_of_data(func):
+        if not general.has_size_of_data(func):
             return None
         result = self.known.made(func, args, kwargs)
         if result is None and not (func in DISTINCT and _DISTINCT in self.assumed.fractions):
@@ -459,14 +441,6 @@ class SimulatedMode(SharedFakeTensorMode):
             self.device_model.synchronize_current()  # the host reads the size, as on a GPU
         return result
 
-    def _check_higher_order(self, op: str) -> None:
-        if not op.startswith(_FLEX):
-            raise stop(f"{op} takes functions, and what it does with them is not simulated; avoid this op")
-        self.device_model.assume(
-            f"assumed: {_FLEX} runs as the kernel that torch.compile makes; if the script does not compile it, it "
-            "also keeps all scores"
-        )
-
     def _concerns(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":
@@ -474,8 +448,8 @@ class SimulatedMode(SharedFakeTensorMode):
             return True
         if FakeTensor in types or any(issubclass(kind, FakeTensor) for kind in types):
             return True
-        if is_higher_order(func):  # it does not get the types in its arguments
-            return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
+        if general.is_higher_order(func):  # it does not get the types in its arguments
+            return any(isinstance(leaf, FakeTensor) for leaf in general.tree_leaves((args, kwargs)))
         if self.everything:
             if args and type(args[0]) is torch.Tensor and args[0].untyped_storage() in self.real:
                 return False
@@ -541,7 +515,7 @@ class SimulatedMode(SharedFakeTensorMode):
     def _own_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in DISTINCT and (result := self._of_known_size(func, args, kwargs)) is not None:
             return result
-        with without_autocast():  # autocast has cast the arguments, and must not cast inside
+        with general.without_autocast():  # autocast has cast the arguments, and must not cast inside
             result = KERNELS[func](self._finds, *args, **kwargs)
         if result is NotImplemented:
             return self.run(func, args, kwargs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +27,7 @@ _EXTREMES_TOGETHER = TorchVersion(torch.__version__) >= "2.12"
 """Whether ``multinomial`` asks for the least and the largest probability in one call, and keeps both."""
 _MEAN, _SUM = 1, 2
 """Members of ``at::Reduction``."""
+Maybe: TypeAlias = Tensor | None
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
@@ -44,12 +46,7 @@ def _shrunk(loss: Tensor, reduction: int) -> Tensor:
 
 
 def _bce_with_logits(
-    found: Any,
-    source: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = _MEAN,
+    found: Any, source: Tensor, target: Tensor, weight: Maybe = None, pos_weight: Maybe = None, reduction: int = _MEAN
 ) -> Tensor:
     """``binary_cross_entropy_with_logits`` (``Loss.cpp``)."""
     log_sigmoid = aten.log_sigmoid_forward.default(source)[0]
@@ -61,7 +58,7 @@ def _bce_with_logits(
     return _reduced(loss, reduction)
 
 
-def _bce(found: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN) -> Tensor:
+def _bce(found: Any, source: Tensor, target: Tensor, weight: Maybe = None, reduction: int = _MEAN) -> Tensor:
     """``binary_cross_entropy_out_cuda`` (``cuda/Loss.cu``)."""
     loss = torch.empty_like(source)
     if weight is not None:
@@ -90,7 +87,7 @@ def _multi_margin(
     target: Tensor,
     p: Any = 1,
     margin: Any = 1,
-    weight: Tensor | None = None,
+    weight: Maybe = None,
     reduction: int = _MEAN,
 ) -> Tensor:
     """``multi_margin_loss_cuda_out`` (``cuda/MultiMarginLoss.cu``)."""
@@ -129,6 +126,7 @@ def _logsumexp(found: Any, source: Tensor, dim: Sequence[int] | int, keepdim: bo
     size = maxima.abs()
     infinite = size == math.inf
     maxima.masked_fill_(infinite, 0)
+    # C++ keeps ``maxima`` to the end of the function, and these only to the end of their statements.
     del size, infinite
     less = source - maxima
     result = less.exp_().sum(dims, keepdim)
@@ -144,14 +142,7 @@ def _count_nonzero(found: Any, source: Tensor, dim: Any = None) -> Any:
     return there.sum() if dim is None else there.sum(dim)
 
 
-def _lstm_cell(
-    found: Any,
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    cx: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
-) -> Any:
+def _lstm_cell(found: Any, input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *biases: Maybe) -> Any:
     """``_thnn_fused_lstm_cell_cuda`` (``cuda/RNN.cu``); torch's meta kernel asks for biases."""
     workspace = input_gates.new_empty(input_gates.shape)
     return cx.new_empty(cx.shape), cx.new_empty(cx.shape), workspace
@@ -212,13 +203,7 @@ def _no_cudnn_ctc(found: Any, *_: Any, **__: Any) -> bool:
 
 
 def _ctc(
-    found: Any,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Sequence[int],
-    target_lengths: Sequence[int],
-    blank: int = 0,
-    zero_infinity: bool = False,
+    found: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Sequence[int], *_: Any
 ) -> Any:
     """``ctc_loss_gpu_template`` (``cuda/LossCTC.cu``)."""
     batched = log_probs.dim() > 2
@@ -283,6 +268,7 @@ def _bernoulli(found: Any, source: Tensor, *, generator: Any = None) -> Tensor:
     """``bernoulli`` (``Distributions.cpp``): of 16 bits the probabilities are made FP32 (``bernoulli_tensor_cuda``)."""
     result = torch.empty_like(source)
     if source.dtype in (torch.float16, torch.bfloat16):
+        # The copy is read once and freed.
         source.to(torch.float32)
     return result
 
@@ -304,43 +290,31 @@ def _points(like: Tensor, size: Sequence[int], align_corners: bool) -> tuple[int
     """Number of points of each grid, and their coordinates with a 1 appended (``make_base_grid_4D``, ``_5D``)."""
     batch, _, *extents = size
     grid = like.new_empty((batch, *extents, len(extents) + 1))
-    for place, extent in enumerate(reversed(extents)):
-        _spread(like, extent, align_corners, grid.select(-1, place))
+    for extent in reversed(extents):
+        if extent > 1:  # one coordinate: ``linspace_from_neg_one``, which is then copied
+            spread = like.new_empty((extent,))
+            if not align_corners:
+                spread = spread * (extent - 1) / extent
+            del spread
     return math.prod(extents), grid
 
 
-def _spread(like: Tensor, extent: int, align_corners: bool, coordinate: Tensor) -> None:
-    """Fill one coordinate: ``linspace_from_neg_one``, copied."""
-    if extent <= 1:
-        return
-    spread = like.new_empty((extent,))
-    if not align_corners:
-        spread = spread * (extent - 1) / extent
+def _trilinear(found: Any, first: Tensor, second: Tensor, third: Tensor, *dims: Any) -> Any:
+    """``_trilinear`` (``Linear.cpp``), which runs one product per index of one dimension.
 
-
-def _trilinear(
-    found: Any,
-    first: Tensor,
-    second: Tensor,
-    third: Tensor,
-    expand_first: Sequence[int],
-    expand_second: Sequence[int],
-    expand_third: Sequence[int],
-    summed: Sequence[int],
-    unrolled: int = 1,
-) -> Any:
-    """``_trilinear`` (``Linear.cpp``), which runs one product per index of one dimension."""
+    ``dims`` are those to insert into each of the three tensors, those to sum over, and that one.
+    """
+    expansions, summed, unrolled = dims[:3], dims[3], (*dims, 1)[4]
     given = [first, second, third]
-    for place, expanded in enumerate((expand_first, expand_second, expand_third)):
+    for place, expanded in enumerate(expansions):
         for dim in sorted(expanded):
             given[place] = given[place].unsqueeze(dim)
     if not all(each.numel() for each in given):
         return NotImplemented
     whole = torch.broadcast_shapes(*(each.shape for each in given))
-    early = [dim for dim in summed if dim != unrolled and given[2].shape[dim] == 1 and dim in expand_third]
+    early = [dim for dim in summed if dim != unrolled and given[2].shape[dim] == 1 and dim in expansions[2]]
     late = [dim for dim in summed if dim != unrolled and dim not in early]
     result = first.new_zeros([1 if dim in summed else length for dim, length in enumerate(whole)])
-    expansions = (expand_first, expand_second, expand_third)
     for index in range(whole[unrolled]):
         parts = [
             each if unrolled in expanded else each.narrow(unrolled, index, 1)
@@ -380,38 +354,19 @@ def _product_of_two(left: Tensor, right: Tensor, summed: Sequence[int]) -> Tenso
     return product.permute([order.index(dim) for dim in range(left.dim())])
 
 
-def _encoder_layer(
-    found: Any,
-    source: Tensor,
-    width: int,
-    heads: int,
-    weight: Tensor,
-    bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    gelu: bool,
-    norm_first: bool,
-    epsilon: float,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    second_weight: Tensor,
-    second_bias: Tensor,
-    up_weight: Tensor,
-    up_bias: Tensor,
-    down_weight: Tensor,
-    down_bias: Tensor,
-    mask: Tensor | None = None,
-    mask_type: int | None = None,
-) -> Any:
+def _encoder_layer(found: Any, source: Tensor, width: int, heads: int, *given: Any) -> Any:
     """``transformer_encoder_layer_forward`` (``transformers/transformer.cpp``), without a mask.
 
-    With a mask, another attention is used.
+    ``given`` are weight and bias of the projections in and out; whether the function is GELU, whether norms come first,
+    and their epsilon; weight and bias of both norms and of both linear layers; and the mask and its type.
     """
-    if mask is not None:
+    weight, bias, out_weight, out_bias, gelu, norm_first, epsilon = given[:7]
+    first_norm, second_norm, (up_weight, up_bias), down = given[7:9], given[9:11], given[11:13], given[13:15]
+    if any(each is not None for each in given[15:16]):  # with a mask, another attention is used
         return NotImplemented
 
-    def norm(tensor: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return aten.native_layer_norm.default(tensor, [width], weight, bias, epsilon)[0]  # type: ignore[no-any-return]
+    def norm(tensor: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        return aten.native_layer_norm.default(tensor, [width], *parameters, epsilon)[0]  # type: ignore[no-any-return]
 
     def attention(tensor: Tensor) -> Tensor:
         projected = torch.nn.functional.linear(tensor, weight, bias)
@@ -424,14 +379,14 @@ def _encoder_layer(
     def feed_forward(tensor: Tensor) -> Tensor:
         flat = tensor.reshape(-1, width)
         inner = aten._addmm_activation.default(up_bias, flat, up_weight.t(), use_gelu=gelu)
-        return torch.nn.functional.linear(inner.view(*tensor.shape[:-1], -1), down_weight, down_bias)
+        return torch.nn.functional.linear(inner.view(*tensor.shape[:-1], -1), *down)
 
-    result = attention(norm(source, norm_weight, norm_bias) if norm_first else source).add_(source)
+    result = attention(norm(source, first_norm) if norm_first else source).add_(source)
     if not norm_first:
-        result = norm(result, norm_weight, norm_bias)
+        result = norm(result, first_norm)
     before = result
-    result = feed_forward(norm(result, second_weight, second_bias) if norm_first else result).add_(before)
-    return result if norm_first else norm(result, second_weight, second_bias)
+    result = feed_forward(norm(result, second_norm) if norm_first else result).add_(before)
+    return result if norm_first else norm(result, second_norm)
 
 
 def _dirichlet(found: Any, alpha: Tensor, generator: Any = None) -> Tensor:
@@ -447,12 +402,7 @@ def _dirichlet_grad(found: Any, sample: Tensor, alpha: Tensor, total: Tensor) ->
 
 
 def _grouped_mm(
-    found: Any,
-    first: Tensor,
-    second: Tensor,
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    found: Any, first: Tensor, second: Tensor, offs: Maybe = None, bias: Maybe = None, out_dtype: Any = None
 ) -> Any:
     """``_grouped_mm_cuda`` (``cuda/GroupedBlas.cpp``) in FP32 and FP16: a product for each group, into the result.
 
@@ -544,17 +494,18 @@ def _no_sparse(found: Found, *_: Any, **__: Any) -> Any:
     raise stop(no_layout(torch.sparse_coo))
 
 
-def _no_sparse_gradient() -> Any:
-    raise stop("sparse gradients cannot be simulated; leave sparse=True out (Embedding, EmbeddingBag)")
+def _with_dense_gradient(place: int) -> OpAnswer:
+    """Refuses an op whose argument at ``place`` asks for sparse gradients.
 
+    Here, not in backward, where the engine could not propagate the error.
+    """
 
-def _embedding(found: Found, weight: Tensor, indices: Tensor, *how: Any) -> Any:
-    """Refuse sparse gradients here, not in backward, where the engine could not propagate the error."""
-    return _no_sparse_gradient() if len(how) > 2 and how[2] else NotImplemented
+    def refuse(found: Found, *args: Any) -> Any:
+        if any(args[place : place + 1]):
+            raise stop("sparse gradients cannot be simulated; leave sparse=True out (Embedding, EmbeddingBag)")
+        return NotImplemented
 
-
-def _embedding_bag(found: Found, weight: Tensor, indices: Tensor, offsets: Tensor, *how: Any) -> Any:
-    return _no_sparse_gradient() if len(how) > 2 and how[2] else NotImplemented
+    return refuse
 
 
 def _gru_cell(found: Found, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Any, **__: Any) -> Any:
@@ -615,13 +566,9 @@ def _index(found: Found, tensor: Tensor, indices: Sequence[Tensor | None]) -> An
 
 
 def _expanded(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    expanded: list[Tensor | None] = []
-    for index in indices:
-        if index is not None and is_mask(index):
-            expanded += index.nonzero().unbind(1)
-        else:
-            expanded.append(index)
-    return expanded
+    """``indices`` with those of the elements that a mask selects in place of each mask."""
+    groups = (index.nonzero().unbind(1) if index is not None and is_mask(index) else (index,) for index in indices)
+    return list(chain.from_iterable(groups))
 
 
 def _accumulating(op: Any) -> OpAnswer:
@@ -638,19 +585,18 @@ def _accumulating(op: Any) -> OpAnswer:
 def _unique(
     found: Found, tensor: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
-    return _distinct(tensor, found("unique", tensor, tensor.numel()), tensor.shape, return_inverse, return_counts)
+    count = found("unique", tensor, tensor.numel())
+    values = tensor.new_empty((count,))
+    inverse = tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=torch.int64)
+    return values, inverse, tensor.new_empty((count if return_counts else 0,), dtype=torch.int64)
 
 
 def _unique_consecutive(
-    found: Found,
-    tensor: Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
+    found: Found, tensor: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
     if dim is not None:
         return _unique_dim(found, tensor, dim, True, return_inverse, return_counts)
-    return _distinct(tensor, found("unique", tensor, tensor.numel()), tensor.shape, return_inverse, return_counts)
+    return _unique(found, tensor, True, return_inverse, return_counts)
 
 
 def _unique_dim(
@@ -676,15 +622,10 @@ def _unique_dim_consecutive(
     return _unique_dim(found, tensor, dim, True, return_inverse, return_counts)
 
 
-def _distinct(tensor: Tensor, count: int, shape: torch.Size, return_inverse: bool, return_counts: bool) -> Any:
-    values = tensor.new_empty((count,))
-    inverse = tensor.new_empty(shape if return_inverse else (0,), dtype=torch.int64)
-    return values, inverse, tensor.new_empty((count if return_counts else 0,), dtype=torch.int64)
-
-
 def _pack_padded_sequence(found: Found, tensor: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     """``_pack_padded_sequence`` (``PackedSequence.cpp``): the lengths are real CPU tensors, so sizes are known."""
     padded = tensor.transpose(0, 1) if batch_first else tensor
+    # The sizes depend on the lengths alone, so torch computes them with a real tensor of one column.
     _, batch_sizes = aten._pack_padded_sequence.default(torch.empty(*padded.shape[:2], 1), lengths, False)
     steps: list[Tensor] = []
     begin, sizes = 0, batch_sizes.tolist()
@@ -721,8 +662,8 @@ KERNELS: dict[Any, OpAnswer] = {
         for overload in getattr(aten, name).overloads()
         if overload != "out"
     },
-    aten.embedding.default: _embedding,
-    aten._embedding_bag.default: _embedding_bag,
+    aten.embedding.default: _with_dense_gradient(4),
+    aten._embedding_bag.default: _with_dense_gradient(5),
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     aten.sort.stable: _sort,

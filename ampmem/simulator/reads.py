@@ -110,17 +110,13 @@ class ValueReads:
         """``copy_``: values are written into a real tensor on the CPU."""
         target, source, *how = args
         if not _arrives(target, source):
-            return self._given(target, source, self._mode.run(func, args, kwargs))
+            result = self._mode.run(func, args, kwargs)
+            if isinstance(target, FakeTensor) and (real := self._mode.known.of(source)) is not None:
+                self._mode.known.note(target, real.to(target.dtype).expand(target.shape))
+            return result
         self._wait(source, how[0] if how else kwargs.get("non_blocking"))
         self._note_made_up(source, target)
         return func(target, self._values(source))
-
-    def _given(self, target: torch.Tensor, source: torch.Tensor, result: Any) -> Any:
-        """Set the values of ``target`` to those of ``source`` if they are known."""
-        real = self._mode.known.of(source) if isinstance(target, FakeTensor) else None
-        if real is not None:
-            self._mode.known.note(target, real.to(target.dtype).expand(target.shape))
-        return result
 
     def _copy_each(self, func: Any, args: Any, kwargs: Any) -> None:
         targets, sources, *how = args

@@ -65,6 +65,7 @@ class Known:
         """Note that ``tensor``, which fills its memory, is now a copy of ``real``."""
         storage = tensor.untyped_storage()
         self.forget(storage)
+        # Of a tensor that is only a part of its storage the rest would be unknown.
         whole = tensor.numel() * tensor.element_size() == storage.nbytes()
         if whole and self._small(tensor) and real.shape == tensor.shape and real.dtype == tensor.dtype:
             with below_modes():
@@ -139,6 +140,7 @@ class Known:
     def _real(self, value: Any, func: Any) -> Any:
         if isinstance(value, torch.Tensor):
             known = self.of(value)
+            # Some ops read only the shape of a tensor: one without memory of its own stands for it.
             if known is None and func not in _SHAPED_LIKE:
                 raise _Unknown
             return torch.empty((), dtype=value.dtype, device=_CPU).expand(value.shape) if known is None else known
@@ -265,7 +267,8 @@ class Guesses:
     def __init__(self, device: SimulatedDevice, assumed: Assumed = NOTHING) -> None:
         self._device = device
         self._assumed = assumed
-        self._unused = {line: _changed_nothing(assumed.named, line) for line in assumed.numbers}
+        unread = f"{assumed.named} for {{}} changed nothing: no number was read from the device on that line"
+        self._unused = {line: unread.format(line) for line in assumed.numbers}
         for text in self._unused.values():
             device.warn(text)
         self._lines: dict[str, Counter[str]] = {}
@@ -373,10 +376,6 @@ class Guesses:
 
 _READ = "choices that the script read from the device were made up"
 _TURNS = "the columns that topk, argmax, max, sort and multinomial choose take turns"
-
-
-def _changed_nothing(option: str, line: str) -> str:
-    return f"{option} for {line} changed nothing: no number was read from the device on that line"
 
 
 def _and_more(count: int) -> str:

@@ -14,6 +14,7 @@ _stops: list[str] = []
 
 def stop(why: str) -> NotSimulated:
     """The error for the running line: ``why`` it cannot be simulated, and what to do."""
+    # Kept, because the script may catch the error.
     _stops.append(f"{script_line()}: {why}")
     return NotSimulated(_stops[-1])
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ampmem.patching import added, set_variables
+from ampmem.patching import Undo, added, set_variables, undone_together
 from ampmem.simulator.where import stop
 
 GPUS_PER_NODE = 8
@@ -68,13 +67,12 @@ def here() -> World:
     return _entered[-1] if _entered else ALONE
 
 
-def enter(world: World) -> Callable[[], None]:
+@undone_together
+def enter(world: World) -> Iterator[Undo]:
     """Enter ``world``, and set its environment variables; returns the undo of both."""
-    with ExitStack() as undo:
-        _entered.append(world)
-        undo.callback(added("simulated worlds", f"rank {world.rank} of {world.size}", lambda: _entered.remove(world)))
-        undo.callback(set_variables(world.environment()))
-        return undo.pop_all().close
+    _entered.append(world)
+    yield added("simulated worlds", f"rank {world.rank} of {world.size}", lambda: _entered.remove(world))
+    yield set_variables(world.environment())
 
 
 def check_index(index: int | None) -> None:

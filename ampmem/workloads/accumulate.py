@@ -7,19 +7,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from click import UsageError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampmem.workloads.common import (
-    UsageError,
-    WorkloadOptions,
-    choice,
-    count,
-    flag,
-    make_optimizer,
-    report_step,
-    run_command,
-)
+from ampmem.workloads.common import WorkloadOptions, choice, command, count, flag, make_optimizer, report_step
 
 ACCUMULATION = 4
 MAX_NORM = 1.0
@@ -137,21 +129,18 @@ def train(
         report_step(step, loss)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    run_command(
-        "accumulate",
-        train,
-        argv,
-        optimizer="adamw",
-        extra=[
-            count("--accumulation", ACCUMULATION, "Micro-batches per step."),
-            choice(
-                "--scaler", ("auto", "on", "off"), "auto", ("Loss scaling; auto turns it on if autocast casts to fp16.")
-            ),
-            flag("--skip-first", "Make the first step's gradients infinite, so that the scaler skips it."),
-        ],
-    )
+main = command(
+    "accumulate",
+    train,
+    optimizer="adamw",
+    extra=[
+        count("--accumulation", ACCUMULATION, "Micro-batches per step."),
+        choice(
+            "--scaler", ("auto", "on", "off"), "auto", ("Loss scaling; auto turns it on if autocast casts to fp16.")
+        ),
+        flag("--skip-first", "Make the first step's gradients infinite, so that the scaler skips it."),
+    ],
+)
 
 
 if __name__ == "__main__":

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ampmem.workloads.common import WorkloadOptions, batches, data_loader, make_optimizer, report_step, run_command
+from ampmem.workloads.common import Sizes, WorkloadOptions, batches, command, data_loader, make_optimizer, report_step
 
 CLASSES = 4
 PAD = 0
 DROPOUT = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Sizes of the model and of one batch."""
-
-    vocabulary: int
-    length: int
-    layers: int
-    heads: int
-    width: int
-    batch_size: int
-
-
 PRESETS = {
-    "tiny": Config(vocabulary=512, length=32, layers=2, heads=4, width=128, batch_size=2),
-    "small": Config(vocabulary=8192, length=64, layers=4, heads=5, width=320, batch_size=8),
+    "tiny": Sizes(vocabulary=512, length=32, layers=2, heads=4, width=128, batch_size=2),
+    "small": Sizes(vocabulary=8192, length=64, layers=4, heads=5, width=320, batch_size=8),
     # BERT base.
-    "full": Config(vocabulary=30522, length=512, layers=12, heads=12, width=768, batch_size=16),
+    "full": Sizes(vocabulary=30522, length=512, layers=12, heads=12, width=768, batch_size=16),
 }
 
 
 class Embeddings(nn.Module):
     """Word plus position, normed."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
         self.word = nn.Embedding(config.vocabulary, config.width, padding_idx=PAD)
         self.position = nn.Embedding(config.length, config.width)
@@ -98,7 +83,7 @@ class Layer(nn.Module):
 class BertClassifier(nn.Module):
     """Embeddings, encoder layers, a pooler over the first token, and the classifier."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config.width, config.heads) for _ in range(config.layers))
@@ -115,7 +100,7 @@ class BertClassifier(nn.Module):
         return logits
 
 
-def make_data(samples: int, config: Config) -> tuple[Tensor, Tensor, Tensor]:
+def make_data(samples: int, config: Sizes) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids and bool mask, both ``(samples, length)``, and class labels ``(samples,)``."""
     lengths = torch.randint(config.length // 2, config.length + 1, (samples, 1))
     mask = torch.arange(config.length) < lengths
@@ -149,9 +134,7 @@ def train(options: WorkloadOptions) -> None:
         report_step(step, loss.item())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    run_command("bert", train, argv, optimizer="adamw")
+main = command("bert", train, optimizer="adamw")
 
 
 if __name__ == "__main__":

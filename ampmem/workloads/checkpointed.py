@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from ampmem.workloads.common import WorkloadOptions, flag, make_optimizer, report_step, run_command
+from ampmem.workloads.common import Sizes, WorkloadOptions, command, flag, make_optimizer, train_on_batch
 
 FEATURES = 16
 DROPOUT = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Sizes of the model and of one batch."""
-
-    length: int
-    layers: int
-    heads: int
-    width: int
-    batch_size: int
-
-
 PRESETS = {
-    "tiny": Config(length=32, layers=2, heads=4, width=128, batch_size=2),
-    "small": Config(length=128, layers=4, heads=5, width=320, batch_size=4),
-    "full": Config(length=1024, layers=12, heads=12, width=768, batch_size=16),
+    "tiny": Sizes(length=32, layers=2, heads=4, width=128, batch_size=2),
+    "small": Sizes(length=128, layers=4, heads=5, width=320, batch_size=4),
+    "full": Sizes(length=1024, layers=12, heads=12, width=768, batch_size=16),
 }
 
 
@@ -66,7 +52,7 @@ class Block(nn.Module):
 class CheckpointedEncoder(nn.Module):
     """A linear layer in, checkpointed blocks, and a linear layer out."""
 
-    def __init__(self, config: Config, *, use_reentrant: bool = False) -> None:
+    def __init__(self, config: Sizes, *, use_reentrant: bool = False) -> None:
         super().__init__()
         self.use_reentrant = use_reentrant
         self.inputs = nn.Linear(FEATURES, config.width)
@@ -97,28 +83,15 @@ def build(
 
 def train(options: WorkloadOptions, *, use_reentrant: bool = False) -> None:
     """Train transformer blocks under activation checkpointing on random sequences."""
-    model, optimizer, (inputs, targets) = build(options, use_reentrant=use_reentrant)
-    scaler = options.grad_scaler()
-    model.train()
-    for step in range(options.steps):
-        optimizer.zero_grad()
-        with options.autocast():
-            loss = F.mse_loss(model(inputs), targets)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        report_step(step, loss.item())
+    train_on_batch(options, *build(options, use_reentrant=use_reentrant))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    run_command(
-        "checkpointed",
-        train,
-        argv,
-        optimizer="adamw",
-        extra=[flag("--use-reentrant", "Use checkpoint's older, reentrant implementation.")],
-    )
+main = command(
+    "checkpointed",
+    train,
+    optimizer="adamw",
+    extra=[flag("--use-reentrant", "Use checkpoint's older, reentrant implementation.")],
+)
 
 
 if __name__ == "__main__":

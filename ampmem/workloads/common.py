@@ -10,23 +10,11 @@ from typing import Any
 
 import click
 import torch
+import torch.nn.functional as F
 from click import UsageError
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.utils.data import DataLoader, TensorDataset
-
-__all__ = [
-    "UsageError",
-    "WorkloadOptions",
-    "batches",
-    "choice",
-    "count",
-    "data_loader",
-    "flag",
-    "make_optimizer",
-    "report_step",
-    "run_command",
-]
 
 PRESETS = ("tiny", "small", "full")
 DEVICES = ("auto", "cpu", "cuda")
@@ -78,6 +66,18 @@ class WorkloadOptions:
         return torch.amp.GradScaler(self.device.type, enabled=self.needs_scaler)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Sizes of a transformer and of one batch, whose sequences have ``length`` elements."""
+
+    length: int
+    layers: int
+    heads: int
+    width: int
+    batch_size: int
+    vocabulary: int = 0
+
+
 def make_optimizer(
     name: str, parameters: Iterable[nn.Parameter], *, lr: float | None = None, foreach: bool | None = None
 ) -> Optimizer:
@@ -112,6 +112,23 @@ def batches(loader: DataLoader[tuple[Tensor, ...]], steps: int) -> Iterator[tupl
                 return
             yield step, batch
             step += 1
+
+
+def train_on_batch(
+    options: WorkloadOptions, model: nn.Module, optimizer: Optimizer, batch: tuple[Tensor, Tensor]
+) -> None:
+    """Train on one ``batch``, inputs and targets of one shape, again and again, with the mean squared error."""
+    inputs, targets = batch
+    scaler = options.grad_scaler()
+    model.train()
+    for step in range(options.steps):
+        optimizer.zero_grad()
+        with options.autocast():
+            loss = F.mse_loss(model(inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        report_step(step, loss.item())
 
 
 def report_step(step: int, loss: float) -> None:
@@ -159,17 +176,13 @@ def _find_device(name: str) -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def run_command(
-    name: str,
-    train: Callable[..., None],
-    argv: Sequence[str] | None,
-    *,
-    optimizer: str,
-    extra: Sequence[click.Option] = (),
-) -> None:
-    """Parse ``argv`` (``None``: the process's own) and call ``train(WorkloadOptions(...), **extra options)``.
+def command(
+    name: str, train: Callable[..., None], *, optimizer: str, extra: Sequence[click.Option] = ()
+) -> Callable[..., None]:
+    """The function ``main(argv=None)`` of the workload ``name``; ``optimizer`` is its default.
 
-    Returns when training is done or help was shown. Invalid arguments give one line on stderr and ``SystemExit(2)``;
+    It parses ``argv`` (``None``: the process's own) and calls ``train(WorkloadOptions(...), **extra options)``, and
+    returns when training is done or help was shown. Invalid arguments give one line on stderr and ``SystemExit(2)``;
     errors of the training itself pass through.
     """
 
@@ -177,13 +190,17 @@ def run_command(
         common = {key: rest.pop(key) for key in ("preset", "precision", "optimizer", "batch_size", "steps", "seed")}
         train(WorkloadOptions(device=_find_device(device), dtype=DTYPES[dtype], **common), **rest)
 
-    command = click.Command(name, callback=callback, params=[*extra, *_common_options(optimizer)], help=train.__doc__)
-    arguments = None if argv is None else list(argv)
-    try:
-        command.main(arguments, prog_name=f"python -m ampmem.workloads.{name}", standalone_mode=False)
-    except click.ClickException as error:
-        print(f"error: {error.format_message()}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    except click.Abort:
-        # click's exception for Ctrl-C; without click's standalone mode nobody else handles it.
-        raise KeyboardInterrupt from None
+    parser = click.Command(name, callback=callback, params=[*extra, *_common_options(optimizer)], help=train.__doc__)
+
+    def main(argv: Sequence[str] | None = None) -> None:
+        try:
+            arguments = None if argv is None else list(argv)
+            parser.main(arguments, prog_name=f"python -m ampmem.workloads.{name}", standalone_mode=False)
+        except click.ClickException as error:
+            print(f"error: {error.format_message()}", file=sys.stderr)
+            raise SystemExit(error.exit_code) from None
+        except click.Abort:
+            # click's exception for Ctrl-C; without click's standalone mode nobody else handles it.
+            raise KeyboardInterrupt from None
+
+    return main

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampmem.workloads.common import WorkloadOptions, make_optimizer, report_step, run_command
+from ampmem.workloads.common import WorkloadOptions, command, make_optimizer, report_step
 
 LEARNING_RATE = 2e-4
 
@@ -131,9 +130,7 @@ def train(options: WorkloadOptions) -> None:
         report_step(step, d_loss.item() + g_loss.item())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    run_command("gan", train, argv, optimizer="adam")
+main = command("gan", train, optimizer="adam")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,33 +9,21 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ampmem.workloads.common import (
+    Sizes,
     WorkloadOptions,
     batches,
+    command,
     data_loader,
     flag,
     make_optimizer,
     report_step,
-    run_command,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Sizes of the model and of one batch."""
-
-    vocabulary: int
-    context: int
-    layers: int
-    heads: int
-    width: int
-    batch_size: int
-
-
 PRESETS = {
-    "tiny": Config(vocabulary=512, context=32, layers=2, heads=4, width=128, batch_size=2),
-    "small": Config(vocabulary=8192, context=128, layers=4, heads=6, width=384, batch_size=4),
+    "tiny": Sizes(vocabulary=512, length=32, layers=2, heads=4, width=128, batch_size=2),
+    "small": Sizes(vocabulary=8192, length=128, layers=4, heads=6, width=384, batch_size=4),
     # GPT-2's sizes: 124 M parameters with --tied, 163 M without.
-    "full": Config(vocabulary=50257, context=1024, layers=12, heads=12, width=768, batch_size=8),
+    "full": Sizes(vocabulary=50257, length=1024, layers=12, heads=12, width=768, batch_size=8),
 }
 
 
@@ -95,10 +80,10 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Token and position embeddings, blocks, a last norm and the head."""
 
-    def __init__(self, config: Config, *, tied: bool = False) -> None:
+    def __init__(self, config: Sizes, *, tied: bool = False) -> None:
         super().__init__()
         self.tokens = nn.Embedding(config.vocabulary, config.width)
-        self.positions = nn.Embedding(config.context, config.width)
+        self.positions = nn.Embedding(config.length, config.width)
         self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
@@ -123,13 +108,13 @@ def _initialise(module: nn.Module) -> None:
 
 
 def build(options: WorkloadOptions, *, tied: bool = False) -> tuple[GPT, Optimizer, DataLoader[tuple[Tensor, ...]]]:
-    """The model, its optimizer, and a loader of one tensor per batch: token ids ``(batch, context + 1)``."""
+    """The model, its optimizer, and a loader of one tensor per batch: token ids ``(batch, length + 1)``."""
     torch.manual_seed(options.seed)
     config = PRESETS[options.preset]
     model = GPT(config, tied=tied).to(options.device)
     optimizer = make_optimizer(options.optimizer or "adamw", model.parameters())
     batch_size = options.batch_size or config.batch_size
-    text = torch.randint(config.vocabulary, (2 * batch_size, config.context + 1))
+    text = torch.randint(config.vocabulary, (2 * batch_size, config.length + 1))
     return model, optimizer, data_loader(text, batch_size=batch_size, seed=options.seed)
 
 
@@ -151,15 +136,9 @@ def train(options: WorkloadOptions, *, tied: bool = False) -> None:
         report_step(step, loss.item())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    run_command(
-        "gpt",
-        train,
-        argv,
-        optimizer="adamw",
-        extra=[flag("--tied", "Let the head share the token embedding's weight.")],
-    )
+main = command(
+    "gpt", train, optimizer="adamw", extra=[flag("--tied", "Let the head share the token embedding's weight.")]
+)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,16 @@ No fused kernels: attention is an explicit softmax over a masked matrix of score
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from click import UsageError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampmem.workloads.common import UsageError, WorkloadOptions, count, flag, make_optimizer, report_step, run_command
+from ampmem.workloads.common import WorkloadOptions, command, count, flag, make_optimizer, report_step
 
 ROPE_BASE = 10_000.0
 
@@ -282,22 +283,19 @@ def infer(options: WorkloadOptions, model: LM, inputs: Tensor) -> None:
         print(f"batch {step}", flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    run_command(
-        "lm",
-        train,
-        argv,
-        optimizer="adamw",
-        extra=[
-            count("--context", None, "Tokens per sample; default: the preset's."),
-            count("--layers", None, "Blocks; default: the preset's."),
-            count("--heads", None, "Attention heads; default: the preset's."),
-            count("--width", None, "Elements per token; default: the preset's."),
-            count("--hidden", None, "Width inside the feed-forward; default: the preset's."),
-            flag("--inference", "Do not train: only run the model, without gradients."),
-        ],
-    )
+main = command(
+    "lm",
+    train,
+    optimizer="adamw",
+    extra=[
+        count("--context", None, "Tokens per sample; default: the preset's."),
+        count("--layers", None, "Blocks; default: the preset's."),
+        count("--heads", None, "Attention heads; default: the preset's."),
+        count("--width", None, "Elements per token; default: the preset's."),
+        count("--hidden", None, "Width inside the feed-forward; default: the preset's."),
+        flag("--inference", "Do not train: only run the model, without gradients."),
+    ],
+)
 
 
 if __name__ == "__main__":

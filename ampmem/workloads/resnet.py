@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ampmem.workloads.common import WorkloadOptions, batches, data_loader, make_optimizer, report_step, run_command
+from ampmem.workloads.common import WorkloadOptions, batches, command, data_loader, make_optimizer, report_step
 
 EXPANSION = 4
 
@@ -123,9 +122,7 @@ def train(options: WorkloadOptions) -> None:
         report_step(step, loss.item())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    run_command("resnet", train, argv, optimizer="sgd-momentum")
+main = command("resnet", train, optimizer="sgd-momentum")
 
 
 if __name__ == "__main__":

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampmem.workloads.common import WorkloadOptions, count, make_optimizer, report_step, run_command
+from ampmem.workloads.common import WorkloadOptions, command, count, make_optimizer, train_on_batch
 
 LAYERS = 4
 WIDTH = 1024
@@ -48,28 +45,15 @@ def build(
 
 def train(options: WorkloadOptions, *, layers: int = LAYERS, width: int = WIDTH) -> None:
     """Train a few wide layers that each forward uses twice; the same sizes in every preset."""
-    model, optimizer, (inputs, targets) = build(options, layers=layers, width=width)
-    scaler = options.grad_scaler()
-    model.train()
-    for step in range(options.steps):
-        optimizer.zero_grad()
-        with options.autocast():
-            loss = F.mse_loss(model(inputs), targets)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        report_step(step, loss.item())
+    train_on_batch(options, *build(options, layers=layers, width=width))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    run_command(
-        "reuse",
-        train,
-        argv,
-        optimizer="adam",
-        extra=[count("--layers", LAYERS, "Linear layers."), count("--width", WIDTH, "Inputs and outputs of a layer.")],
-    )
+main = command(
+    "reuse",
+    train,
+    optimizer="adam",
+    extra=[count("--layers", LAYERS, "Linear layers."), count("--width", WIDTH, "Inputs and outputs of a layer.")],
+)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 
 from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import MIB, Settings, parse_settings
-from ampmem.allocator.trace import CallTrace, Operation, make_calls, trace_of
+from ampmem.allocator.trace import CallTrace, Operation, make_calls
 
 STEPS = 20
 LAYERS = 48
@@ -64,7 +64,7 @@ def training(random: np.random.Generator) -> CallTrace:
             gradients += [malloc(size) for size in weights[layer * 6 : layer * 6 + 6]]
         for gradient in gradients:
             free(gradient)
-    return trace_of(rows)
+    return CallTrace.of_rows(rows)
 
 
 def measure(trace: CallTrace, settings: Settings) -> float:

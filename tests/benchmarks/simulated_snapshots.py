@@ -118,7 +118,7 @@ def of_snapshot(path: Path) -> Run:
     played = replay(snapshot)
     return Run(
         sizes=[event.size for event in snapshot.events if event.action == ALLOC],
-        allocated=played.statistics.allocated_bytes.peak,
+        allocated=played.counters.allocated_peak,
         reserved=played.recorded_peak_reserved,
     )
 

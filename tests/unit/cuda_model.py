@@ -212,14 +212,14 @@ class ModelCuda:
                 blocks=0, requested=0, allocated=0, active=0, reserved=0, allocated_peak=self.others[device - 1]
             )
         self._others("statistics")
-        found = self.allocator.statistics()
+        found = self.allocator.counters
         return Stats(
-            blocks=found.allocation.current,
-            requested=found.requested_bytes.current,
-            allocated=found.allocated_bytes.current,
-            active=found.active_bytes.current,
-            reserved=found.reserved_bytes.current,
-            allocated_peak=found.allocated_bytes.peak,
+            blocks=found.allocations,
+            requested=found.requested,
+            allocated=found.allocated,
+            active=found.memory_stats()["active_bytes.all.current"],
+            reserved=found.reserved,
+            allocated_peak=found.allocated_peak,
             uses=self._changes,
         )
 
@@ -277,8 +277,8 @@ class ModelCuda:
     def _tell_profiler(self, address: int, size: int) -> None:
         if self.tracker is not None:
             self.tracker.tell(address, size)
-        found = self.allocator.statistics()
-        _REPORT(address, size, found.allocated_bytes.current, found.reserved_bytes.current, _CUDA_0)
+        found = self.allocator.counters
+        _REPORT(address, size, found.allocated, found.reserved, _CUDA_0)
 
     def _catch_up(self) -> None:
         """What the allocator did before it served: waits that ended, and segments that came and went."""

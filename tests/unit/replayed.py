@@ -10,9 +10,10 @@ from ampmem.allocator.blocks import (
     AWAITING,
     Block,
     Call,
+    Counters,
     DriverCall,
     Segment,
-    Statistics,
+    SnapshotSegment,
 )
 from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import Settings
@@ -21,8 +22,6 @@ from ampmem.allocator.snapshot import (
     FREE_COMPLETED,
     FREE_REQUESTED,
     DeviceSnapshot,
-    InitialSegment,
-    InitialState,
     SnapshotEvent,
     rebuild,
 )
@@ -45,7 +44,7 @@ class Replay:
     modelled_calls: tuple[DriverCall, ...]
     recorded_peak_reserved: int
     modelled_peak_reserved: int
-    statistics: Statistics
+    counters: Counters
 
 
 def replay(snapshot: DeviceSnapshot, settings: Settings | None = None) -> Replay:
@@ -71,9 +70,9 @@ def replay(snapshot: DeviceSnapshot, settings: Settings | None = None) -> Replay
         resized=player.resized(),
         recorded_calls=recorded,
         modelled_calls=tuple(allocator.driver.calls),
-        recorded_peak_reserved=_peak(sum(segment.size for segment in initial.segments), recorded),
+        recorded_peak_reserved=_peak(sum(segment.size for segment in initial), recorded),
         modelled_peak_reserved=allocator.counters.reserved_peak,
-        statistics=allocator.statistics(),
+        counters=allocator.counters,
     )
 
 
@@ -112,10 +111,10 @@ class _Addresses:
         return self.allocator.driver.reserve_addresses(size)
 
 
-def _seed(allocator: DeviceCachingAllocator, initial: InitialState) -> dict[int, Block]:
+def _seed(allocator: DeviceCachingAllocator, initial: tuple[SnapshotSegment, ...]) -> dict[int, Block]:
     """Put the initial segments into an empty allocator; gives the blocks in use by address."""
     live: dict[int, Block] = {}
-    for each in initial.segments:
+    for each in initial:
         segment = Segment(each.address, each.size, allocator.small if each.is_small else allocator.large, each.stream)
         allocator.segments[each.address] = segment
         allocator.driver.in_use += each.size
@@ -127,7 +126,7 @@ def _seed(allocator: DeviceCachingAllocator, initial: InitialState) -> dict[int,
 
 
 def _carve(
-    allocator: DeviceCachingAllocator, segment: Segment, initial: InitialSegment, live: dict[int, Block]
+    allocator: DeviceCachingAllocator, segment: Segment, initial: SnapshotSegment, live: dict[int, Block]
 ) -> None:
     """Cut a new segment into the initial blocks in use and the free ones between them."""
     counters = allocator.counters
@@ -215,13 +214,13 @@ class _Player:
         """Free one waiting block now, whatever it waits for: the device is known to have come that far."""
         streams = self._allocator._streams
         streams.uses.pop(block, None)
-        streams._event_count.pop(block, None)
         for stream, queue in streams._queues.items():
             while block in queue:
                 if queue.index(block) < streams._finished.get(stream, 0):
                     streams._finished[stream] -= 1
                 queue.remove(block)
-        streams._free(self._allocator, block)
+        streams._event_count[block] = 1
+        streams._event_done(self._allocator, block)
 
     def _malloc(self, number: int, event: SnapshotEvent) -> None:
         block = self._allocator.malloc(event.size, event.stream)

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ampmem.patching import InPlace, added, hook, in_place, patch, put_in, replace_all, set_variables, suspended
+from ampmem.patching import (
+    InPlace,
+    Undo,
+    added,
+    hook,
+    in_place,
+    in_place_of,
+    patch,
+    put_in,
+    replace_all,
+    set_variables,
+    suspended,
+    undone_together,
+)
 
 
 class Base:
@@ -129,3 +143,34 @@ def test_variables_are_as_before_in_the_end(monkeypatch: pytest.MonkeyPatch) -> 
     undo()
     assert os.environ["AMPMEM_ONE"] == "1"
     assert "AMPMEM_TWO" not in os.environ
+
+
+def test_a_function_in_place_of_another_gets_it_first_and_looks_like_it() -> None:
+    def exclaim(original: Callable[..., str], owner: Owner, *, mark: str = "!") -> str:
+        return original(owner) + mark
+
+    undo = put_in(Owner, "own", in_place_of(ORIGINAL, exclaim))
+    assert (Owner().own(), Owner.own.__name__) == ("original!", "own")  # a method of its class
+    undo()
+    assert vars(Owner)["own"] is ORIGINAL
+
+
+def test_what_is_undone_together_is_undone_last_one_first_also_after_an_error() -> None:
+    undone: list[int] = []
+
+    @undone_together
+    def install(count: int, *, fails: bool) -> Iterator[Undo]:
+        """As it was written."""
+        for number in range(count):
+            yield partial(undone.append, number)
+        if fails:
+            raise ValueError("the last one")
+
+    undo = install(3, fails=False)
+    assert (undone, install.__doc__) == ([], "As it was written.")
+    undo()
+    undo()
+    assert undone == [2, 1, 0]
+    with pytest.raises(ValueError, match="the last one"):
+        install(2, fails=True)
+    assert undone == [2, 1, 0, 1, 0]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from threading import Lock
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import IO, Any, Self, TypeVar
 
 import click
@@ -55,9 +55,7 @@ class ProgressLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.now("")
 
     def now(self, text: str) -> None:

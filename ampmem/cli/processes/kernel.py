@@ -41,8 +41,7 @@ A user covers /sys, which is not changed; root needs /sys to bind it below the n
 """
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _check(result: int, what: str) -> int:
@@ -55,12 +54,12 @@ def _check(result: int, what: str) -> int:
 def _system(number: int, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
     """Call the kernel; numbers are passed as 64 bits, as it expects them."""
     given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    return _check(_libc().syscall(ctypes.c_long(number), *given), f"system call {number}")
+    return _check(_LIBC.syscall(ctypes.c_long(number), *given), f"system call {number}")
 
 
 def _mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str = "") -> None:
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
-    result = _libc().mount(*words, ctypes.c_ulong(flags), os.fsencode(options) or None)
+    result = _LIBC.mount(*words, ctypes.c_ulong(flags), os.fsencode(options) or None)
     _check(result, f"mount {target}")
 
 
@@ -72,7 +71,7 @@ def _make_read_only(path: str) -> None:
 
 def end_with_parent(number: int) -> None:
     """Have the kernel send signal ``number`` to this process when its parent dies."""
-    _check(_libc().prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number)), "prctl")
+    _check(_LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number)), "prctl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +135,7 @@ def overlay_everything(folders: Sequence[Path], limit: int, *, as_root: bool) ->
     if as_root:
         _enter_root(layers.base)
     else:
-        _check(_libc().umount2(os.fsencode(stage), _MNT_DETACH), f"umount {stage}")
+        _check(_LIBC.umount2(os.fsencode(stage), _MNT_DETACH), f"umount {stage}")
         _drop_capabilities()
     os.chdir(directory)
     written = {folder: Path(place, "files", name) for folder, name in layers.upper.items()}
@@ -146,13 +145,9 @@ def overlay_everything(folders: Sequence[Path], limit: int, *, as_root: bool) ->
 def _enter_namespace(*, as_root: bool) -> None:
     """Enter a mount namespace; without root, in a user namespace with the same user and group."""
     user, group = os.getuid(), os.getgid()
-    _check(_libc().unshare(_CLONE_NEWNS | (0 if as_root else _CLONE_NEWUSER)), "unshare")
+    _check(_LIBC.unshare(_CLONE_NEWNS | (0 if as_root else _CLONE_NEWUSER)), "unshare")
     if not as_root:
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{user} {user} 1"),
-            ("gid_map", f"{group} {group} 1"),
-        ):
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             Path("/proc/self", name).write_text(text)
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
 
@@ -204,13 +199,13 @@ def _enter_root(root: str) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     os.chdir(root)
     _system(number, b".", b".")
-    _check(_libc().umount2(b".", _MNT_DETACH), "umount the former root")
+    _check(_LIBC.umount2(b".", _MNT_DETACH), "umount the former root")
 
 
 def _drop_capabilities() -> None:
     """Give up what a new user namespace grants: the script would otherwise write files that are read-only for it."""
     header = ctypes.create_string_buffer(struct.pack("II", 0x20080522, 0), 8)
-    _check(_libc().capset(header, ctypes.create_string_buffer(24)), "capset")
+    _check(_LIBC.capset(header, ctypes.create_string_buffer(24)), "capset")
 
 
 class _Layers:
@@ -313,7 +308,7 @@ def landlock(folders: Sequence[Path]) -> None:
                 _system(_LANDLOCK_ADD_RULE, rules, 1, struct.pack("=Qi", handled, opened), 0)
             finally:
                 os.close(opened)
-        _check(_libc().prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))), "prctl")
+        _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))), "prctl")
         _system(_LANDLOCK_RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)

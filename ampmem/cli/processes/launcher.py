@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ampmem.cli.options import ScriptOptions
 from ampmem.cli.processes.children import profile_arguments
-from ampmem.cli.processes.guest import end_as, run_plainly
 from ampmem.cli.processes.plan import Plan, names_in, ranks_left
+from ampmem.cli.processes.script_run import end_as, run_plainly
 from ampmem.cli.processes.starting import worker_command
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.output import Terminal

@@ -166,17 +166,13 @@ def _take(names: Sequence[Path], own: Path, job: str) -> bool:
 
     Claims of dead ranks are removed.
     """
-    ours = bool(job) and any(_job_in(name) == job for name in names if name.exists())
+    # The job that recorded or claimed the file, if known.
+    ours = bool(job) and any((claimed_for(name) or job_of(name)) == job for name in names if name.exists())
     for name in names:
         remove_left_over(name)
     if not ours and any(name.exists() for name in names):
         return False
     return make_claim(own, job)
-
-
-def _job_in(path: Path) -> str:
-    """The job that recorded or claimed the file at ``path``; empty if unknown."""
-    return claimed_for(path) or job_of(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,7 +353,7 @@ def forget(plan: Plan, path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class Orders:
     """What a spawned process gets: the command line, the script's name, and a ``folder`` to communicate through."""
 
     plan: Plan

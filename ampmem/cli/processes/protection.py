@@ -204,15 +204,12 @@ def protect(
     if os.getuid() == 0 and sys.platform == "linux":
         with suppress(OSError):  # without privileges for it nothing has happened
             return _overlaid([*folders, *own], limit, as_root=True)
-    ways = (
-        (
-            functools.partial(_overlaid, [*folders, *own], limit, as_root=False),
-            functools.partial(_landlocked, folders, scratch, own),
-        )
-        if sys.platform == "linux"
-        else ()
-    )
-    for enter in (*ways, functools.partial(_in_python, folders, scratch, own)):
+    ways: list[Callable[[], Protected]] = [
+        functools.partial(_overlaid, [*folders, *own], limit, as_root=False),
+        functools.partial(_landlocked, folders, scratch, own),
+        functools.partial(_in_python, folders, scratch, own),
+    ]
+    for enter in ways if sys.platform == "linux" else ways[-1:]:
         found = _in_child(enter, functools.partial(_publish, folders, claimed))
         if found is not None:
             return found
@@ -355,6 +352,11 @@ def _in_child(enter: Callable[[], Protected], publish: Callable[[int], None]) ->
     watched = {*_FORWARDED, signal.SIGCHLD}
     former = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     reaped = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, the child's status would be lost
+
+    def put_back() -> None:
+        signal.signal(signal.SIGCHLD, reaped)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
     with _forking():
         child = os.fork()
     if child == 0:
@@ -367,16 +369,14 @@ def _in_child(enter: Callable[[], Protected], publish: Callable[[int], None]) ->
             kernel.end_with_parent(signal.SIGKILL)
         os.write(tell, b"\0")
         os.close(tell)
-        signal.signal(signal.SIGCHLD, reaped)
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        put_back()
         return found
     os.close(tell)
     with os.fdopen(told, "rb") as answer:
         entered = answer.read()
     if not entered:
         os.waitpid(child, 0)
-        signal.signal(signal.SIGCHLD, reaped)
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        put_back()
         return None
     status = _wait(child, watched)
     publish(child)

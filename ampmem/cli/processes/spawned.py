@@ -1,6 +1,6 @@
 """The script's own process, where that starts ranks by ``torch.multiprocessing.spawn`` or multiprocessing's ``spawn``.
 
-Each spawned process gets a passenger, and is recorded once it joins a process group. Forked processes are not recorded.
+Each spawned process gets a message, and is recorded once it joins a process group. Forked processes are not recorded.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from types import CodeType
 from typing import Any
 
-from ampmem.cli.processes.passenger import Passenger
-from ampmem.cli.processes.plan import Crew, Plan, names_in
+from ampmem.cli.processes.plan import Orders, Plan, names_in
+from ampmem.cli.processes.spawn_message import SpawnMessage
 from ampmem.cli.processes.starting import ROOT
 from ampmem.patching import Undo, patch
 from ampmem.recorder.hooks.children import loads_data
@@ -37,14 +37,14 @@ def may_spawn(code: CodeType) -> bool:
 
 
 class Spawner:
-    """Sends passengers along while the script runs; ``stop`` stops the script once awaited ranks were stopped."""
+    """Sends messages along while the script runs; ``stop`` stops the script once awaited ranks were stopped."""
 
     def __init__(self, plan: Plan, title: str, stop: Callable[[], None]) -> None:
         self._plan = plan
         self._title = title
         self._stop = stop
         self._on_first: Callable[[], None] = lambda: None
-        self._crew: Crew | None = None
+        self._orders: Orders | None = None
         self._folder: TemporaryDirectory[str] | None = None
         self._process = os.getpid()
         self._directory = Path.cwd()
@@ -55,59 +55,59 @@ class Spawner:
         from ampmem.recorder.torch_private.distributed import JOINED
 
         with ExitStack() as undo:
-            undo.callback(patch(*_PREPARED, self._with_passenger))
+            undo.callback(patch(*_PREPARED, self._with_message))
             undo.callback(patch(*_JOINED, self._around_join))
             undo.callback(patch(*JOINED, self._around_join))
             return undo.pop_all().close
 
     def end(self) -> list[Path]:
         """End with the script; returns the recordings of its ranks."""
-        if self._crew is None or self._folder is None or os.getpid() != self._process:
+        if self._orders is None or self._folder is None or os.getpid() != self._process:
             return []
-        names = names_in(self._crew.names)
+        names = names_in(self._orders.names)
         with suppress(OSError):
             self._folder.cleanup()
         return names
 
-    def _with_passenger(self, original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def _with_message(self, original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         @functools.wraps(original)
         def get_preparation_data(name: str) -> dict[str, Any]:
             data = original(name)
             # A DataLoader's workers and a Manager are spawned too, and a forked child inherits the patch.
             if not loads_data(sys._getframe(1)) and os.getpid() == self._process:
                 with suppress(Exception):
-                    data["ampmem"] = Passenger(ROOT, self._told())
+                    data["ampmem"] = SpawnMessage(ROOT, self._orders_made())
             return data
 
         return get_preparation_data
 
-    def _told(self) -> Crew:
-        if self._crew is None:
+    def _orders_made(self) -> Orders:
+        if self._orders is None:
             self._on_first()
             self._folder = TemporaryDirectory(prefix="ampmem-", ignore_cleanup_errors=True)
-            self._crew = Crew(
+            self._orders = Orders(
                 plan=self._plan,
                 title=self._title,
                 job=identity(start_of(self._process)),
                 folder=Path(self._folder.name),
                 directory=self._directory,
             )
-        return self._crew
+        return self._orders
 
     def _around_join(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def join(waited: Any, *arguments: Any, **options: Any) -> Any:
-            crew = self._crew
-            if crew is None or os.getpid() != self._process:
+            orders = self._orders
+            if orders is None or os.getpid() != self._process:
                 return original(waited, *arguments, **options)
             with suppress(OSError):
-                crew.joining.touch()
+                orders.joining.touch()
             try:
                 ended = original(waited, *arguments, **options)
             finally:
                 with suppress(OSError):
-                    crew.joining.unlink(missing_ok=True)
-            if crew.stopped.exists():
+                    orders.joining.unlink(missing_ok=True)
+            if orders.stopped.exists():
                 self._stop()
             return ended
 

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ampmem.cli.processes import afterwards
+from ampmem.cli.processes import end_messages
 from ampmem.cli.processes.messages import Audience, OfRank, Parent, StepEnded
-from ampmem.cli.processes.plan import Crew, place_rank, tell_name
+from ampmem.cli.processes.plan import Orders, place_rank, tell_name
 from ampmem.errors import AmpmemError
 from ampmem.events import PlaceRecord
 from ampmem.failure import failure_of
@@ -28,8 +28,8 @@ from ampmem.recording import remove_claim
 class SpawnedRank:
     """Runs the function of the spawned process, and records it."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
         self._session: Session | None = None
         self._audience: Audience | None = None
         self._stopper = Stopper()
@@ -71,17 +71,17 @@ class SpawnedRank:
         return patch(*GROUP_MADE, wrap)
 
     def _begin(self) -> None:
-        place = Places(PlaceRecord(rank=0, world_size=1, job=self._crew.job)).now()
+        place = Places(PlaceRecord(rank=0, world_size=1, job=self._orders.job)).now()
         if place is None or place.rank < 0 or place.world_size < 2:
             return
-        crew, plan = self._crew, self._crew.plan
+        orders, plan = self._orders, self._orders.plan
         known = Launched(place=place, here=range(place.world_size))
         audience: Audience = OfRank(known) if plan.report_to is None else Parent(plan.protected.real(plan.report_to))
-        near = Path() if Path.cwd() == crew.directory else crew.directory
+        near = Path() if Path.cwd() == orders.directory else orders.directory
         path = None
         try:
             name, greeting = place_rank(
-                lambda number: plan.protected.real(near / plan.path(crew.title, number)),
+                lambda number: plan.protected.real(near / plan.path(orders.title, number)),
                 known,
                 numbered=plan.numbered,
                 force=plan.script.force,
@@ -96,27 +96,27 @@ class SpawnedRank:
             audience.complain(str(error))
             return
         self._session, self._audience, self._path = session, audience, name
-        tell_name(crew.names, name)
+        tell_name(orders.names, name)
         audience.say(greeting)
 
     def _step_ended(self, audience: Audience, done: int) -> None:
         self._together.step_ended()
-        audience.step(StepEnded(done=done, wanted=self._crew.plan.script.steps))
+        audience.step(StepEnded(done=done, wanted=self._orders.plan.script.steps))
 
     def _done(self) -> None:
         """Stop with all other ranks once all steps are recorded, if the script's own process only waits for the end."""
-        if self._crew.plan.run_to_end:
+        if self._orders.plan.run_to_end:
             return
         waits = (
-            "" if self._crew.joining.exists() else "the script's own process does more than wait for this one to end"
+            "" if self._orders.joining.exists() else "the script's own process does more than wait for this one to end"
         )
         self._stopper.spared = self._together.why_not(waits) or ""
         if not self._stopper.spared:
             with suppress(OSError):
-                self._crew.stopped.touch()
+                self._orders.stopped.touch()
             self._stopper.stop()
         if self._session is not None and self._audience is not None:
-            self._audience.say(afterwards.spared(self._path, self._stopper))
+            self._audience.say(end_messages.why_not_stopped(self._path, self._stopper))
 
     def _ended(self, failure: BaseException | None) -> None:
         session, audience = self._session, self._audience
@@ -138,8 +138,8 @@ class SpawnedRank:
     def _say(self, session: Session, audience: Audience, failure: BaseException | None) -> None:
         path = self._path
         if failure is not None:
-            audience.complain(afterwards.kept_of_failed(session, path, self._stopper))
+            audience.complain(end_messages.left_by_failure(session, path, self._stopper))
             return
         session.check()
-        stopper = None if self._crew.plan.run_to_end else self._stopper
-        audience.say(afterwards.recorded(session, path, stopper))
+        stopper = None if self._orders.plan.run_to_end else self._stopper
+        audience.say(end_messages.what_was_recorded(session, path, stopper))

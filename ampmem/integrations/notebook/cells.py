@@ -10,6 +10,7 @@ import linecache
 import symtable
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -311,7 +312,11 @@ def cells_needed(code: str, before: Mapping[int, str], known: Collection[str]) -
     bound = _bound(cells)
     wanted = set(names_of(code).needs)
     chosen: set[int] = set()
-    while found := {number for number in cells if number not in chosen and _is_wanted(number, cells, bound, wanted)}:
+    while found := {
+        number
+        for number, names in cells.items()
+        if number not in chosen and (bound[number] & wanted or (names.star and wanted))
+    }:
         chosen |= found
         wanted |= {name for number in found for name in cells[number].reads}
     there = {name for number in chosen for name in bound[number]}
@@ -336,10 +341,6 @@ def untold(code: str, before: Mapping[int, str], chosen: Collection[int]) -> dic
     return {number: said for number, said in found.items() if said}
 
 
-def _is_wanted(number: int, cells: Mapping[int, CellNames], bound: Mapping[int, set[str]], wanted: set[str]) -> bool:
-    return bool(bound[number] & wanted or (cells[number].star and wanted))
-
-
 def _bound(cells: Mapping[int, CellNames]) -> dict[int, set[str]]:
     """The names that each cell binds, also through functions of other cells that it may call."""
     functions: dict[str, list[Function]] = {}
@@ -362,15 +363,11 @@ def _through(names: CellNames, functions: Mapping[str, list[Function]]) -> set[s
 
 
 def _read(cells: Mapping[int, str]) -> dict[int, CellNames]:
-    return dict(_readable(cells))
-
-
-def _readable(cells: Mapping[int, str]) -> Iterable[tuple[int, CellNames]]:
+    found = {}
     for number, code in cells.items():
-        try:
-            yield number, names_of(code)
-        except SyntaxError:  # the cell never ran
-            continue
+        with suppress(SyntaxError):  # the cell never ran
+            found[number] = names_of(code)
+    return found
 
 
 _SCRIPT = """\

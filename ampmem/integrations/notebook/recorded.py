@@ -129,7 +129,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--gpu", metavar="NAME|BYTES", help="the GPU to simulate; if torch sees no GPU, --device sim is not needed")
     add("--steps", type=_count, default=STEPS, metavar="N", help=f"how many steps to record [default: {STEPS}]")
-    add("--skip", type=_count_or_none, default=0, metavar="N", help="how many steps to skip first [default: 0]")
+    add(
+        "--skip",
+        type=lambda text: 0 if text == "0" else _count(text),
+        default=0,
+        metavar="N",
+        help="how many steps to skip first [default: 0]",
+    )
     add("--step-on", metavar="WHAT", help=f"what ends a step: {FORMS} [default: found automatically]")
     precisions = [arm.value for arm in (*FORCED_ARMS, Arm.AS_IS)]
     add(
@@ -167,10 +173,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
-
-
-def _count_or_none(text: str) -> int:
-    return 0 if text == "0" else _count(text)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -339,21 +339,14 @@ def _nothing(which: _Block, limits: Limits, failure: str) -> Judgement:
 def _of_test(result: CheckResult, file: str) -> CheckResult:
     """``result`` with stacks that begin in the test's own ``file``, without pytest's calls before it."""
 
-    def cut(stack: tuple[str, ...]) -> tuple[str, ...]:
+    def cut(records: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(replace(each, stack=own(each.stack)) for each in records)
+
+    def own(stack: tuple[str, ...]) -> tuple[str, ...]:
         return next((stack[i:] for i, frame in enumerate(stack) if frame.startswith(f"{file}:")), stack)
 
-    return replace(
-        result,
-        broken=tuple(
-            replace(
-                broken,
-                grew=tuple(replace(change, stack=cut(change.stack)) for change in broken.grew),
-                moved=tuple(replace(change, stack=cut(change.stack)) for change in broken.moved),
-                held=tuple(replace(group, stack=cut(group.stack)) for group in broken.held),
-            )
-            for broken in result.broken
-        ),
-    )
+    limits = (replace(each, grew=cut(each.grew), moved=cut(each.moved), held=cut(each.held)) for each in result.broken)
+    return replace(result, broken=tuple(limits))
 
 
 NO_TESTS = (

@@ -170,7 +170,7 @@ class SimulatedSource(Source):
             streams=len({segment.stream for segment in segments}),
             private_pools=len({segment.pool_id for segment in segments} - {DEFAULT_POOL}),
             device=0,
-            peaks=(self._device.allocator.statistics().allocated_bytes.peak,),
+            peaks=(self._device.allocator.counters.allocated_peak,),
         )
 
     def notes(self) -> list[str]:

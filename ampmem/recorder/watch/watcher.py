@@ -27,6 +27,7 @@ from ampmem.errors import AmpmemError, UsageError
 from ampmem.events import Phase, PlaceRecord
 from ampmem.failure import FailureRecord, failure_of
 from ampmem.growth import LEAST_STEPS, growth_of
+from ampmem.output import lock_file
 from ampmem.own_code import script_line
 from ampmem.patching import hook
 from ampmem.recorder.models.holders import names_of_holders
@@ -60,6 +61,27 @@ from ampmem.version import __version__
 
 _SHAPES = 3
 """Maximum number of a batch's tensors that are named."""
+_FOLDERS = "ampmem-watch-"
+"""How the names of folders for full recordings begin."""
+
+
+def _locked_folder(undo: ExitStack) -> str:
+    """A temporary folder, which ``undo`` removes; removes those of watches whose processes were killed, too.
+
+    A watch holds the lock of its folder, and the kernel gives it up when the process ends, however it ends.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        with suppress(OSError):  # another user's, or removed meanwhile
+            opened = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
+            if os.fstat(opened).st_uid == os.getuid() and lock_file(opened):
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(opened)
+    made = tempfile.mkdtemp(prefix=_FOLDERS)
+    undo.callback(shutil.rmtree, made, ignore_errors=True)
+    held = os.open(made, os.O_DIRECTORY)
+    undo.callback(os.close, held)
+    lock_file(held)
+    return made
 
 
 class LightListener(ScriptListener):
@@ -334,8 +356,7 @@ class Watcher:
 
     def start(self) -> None:
         """Begin, and record the first steps in full. On an error nothing is left, not even a file."""
-        self._folder = tempfile.mkdtemp(prefix="ampmem-watch-")
-        self._undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        self._folder = _locked_folder(self._undo)
         try:
             self._file = WatchedFile(self.options.path, self._header(), force=self.options.force)
             self._undo.callback(self._write, WatchedFile.close, last=True)

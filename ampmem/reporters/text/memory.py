@@ -498,9 +498,9 @@ def render_what_if(found: Sequence[tuple[str, WhatIf]], layout: Layout) -> str:
     rows = [
         [
             setting,
-            format_bytes(each.peak_reserved_before),
+            format_bytes(each.before.counters.reserved_peak),
             _after(each.after),
-            signed(each.peak_reserved_after - each.peak_reserved_before),
+            signed(each.after.counters.reserved_peak - each.before.counters.reserved_peak),
         ]
         for setting, each in found
     ]
@@ -511,4 +511,4 @@ def render_what_if(found: Sequence[tuple[str, WhatIf]], layout: Layout) -> str:
 
 def _after(run: TraceRun) -> str:
     failure: OutOfMemoryReport | None = run.out_of_memory
-    return format_bytes(run.statistics.reserved_bytes.peak) if failure is None else "out of memory"
+    return format_bytes(run.counters.reserved_peak) if failure is None else "out of memory"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
 
+from ampmem.patching import Undo, undone_together
 from ampmem.simulator.communication import collectives, parallel
 from ampmem.simulator.communication.collectives import Collectives, Objects
 from ampmem.simulator.communication.nccl import Communicators
@@ -13,14 +13,13 @@ from ampmem.simulator.private import communication as private
 from ampmem.simulator.world import World
 
 
-def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
+@undone_together
+def install(mode: SimulatedMode, world: World) -> Iterator[Undo]:
     """Install the simulated ranks; returns the undo."""
     communicators = Communicators(mode.device_model)
-    with ExitStack() as undo:
-        undo.callback(private.install(world, cuda=mode.device_model.label == "cuda"))
-        private.done(())  # fails here, not in the first collective, if torch lacks a part
-        undo.callback(collectives.install(world, mode.device_model))
-        undo.callback(Objects(mode.device_model, communicators).install())
-        undo.callback(Collectives(mode, communicators).install())
-        undo.callback(parallel.install(mode, world))
-        return undo.pop_all().close
+    yield private.install(world, cuda=mode.device_model.label == "cuda")
+    private.done(())  # fails here, not in the first collective, if torch lacks a part
+    yield collectives.install(world, mode.device_model)
+    yield Objects(mode.device_model, communicators).install()
+    yield Collectives(mode, communicators).install()
+    yield parallel.install(mode, world)

@@ -9,32 +9,26 @@ from __future__ import annotations
 import functools
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from ampmem.patching import added, replace_all
+from ampmem.patching import Undo, added, in_place_of, replace_all, undone_together
 from ampmem.simulator.communication.nccl import Communicators, Connections
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.communication import (
-    ALL_GATHERS,
-    FAKE,
-    FUNCTIONAL,
-    REDUCE_SCATTERS,
-    WAITS,
-    FakeStore,
-    done,
-)
+from ampmem.simulator.private import communication as private
 from ampmem.simulator.private.general import FakeTensor
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World
 
+_Names: TypeAlias = "weakref.WeakKeyDictionary[Any, str]"
+"""The backend that the script asked for, by process group."""
 _NCCL = (2, 27, 5)
 """The NCCL version that scripts see, for those that require a minimum."""
 _DEFAULT = "cpu:gloo,cuda:nccl"
@@ -45,105 +39,93 @@ _NO_GROUP = (
 )
 
 
-def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
+@undone_together
+def install(world: World, device: SimulatedDevice) -> Iterator[Undo]:
     """Let the script make process groups of ``world``; the returned undo also destroys those that are left."""
     distributed = torch.distributed
     owners = (distributed, distributed.distributed_c10d)
-    named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-    patches = {
-        "init_process_group": _start(world, named, device),
-        "new_group": _group(named),
-        "get_backend": _backend(named),
+    # Weakly, so that a process group can die as it would without ampmem.
+    named: _Names = weakref.WeakKeyDictionary()
+    own = {
+        "init_process_group": functools.partial(_init_process_group, world, named, device),
+        "new_group": functools.partial(_new_group, named),
+        "get_backend": functools.partial(_get_backend, named),
     }
-    with ExitStack() as undo:
-        undo.callback(_end)
-        if world.size > 1:
-            device.warn(_NO_GROUP)  # retracted when the script creates a process group
-        undo.callback(replace_all(owners, patches))
-        undo.callback(replace_all((distributed,), {"is_nccl_available": lambda: True}))
-        undo.callback(replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL}))
-        # The mesh's module imports these functions by name, and creates the default group if the script has not.
-        meshes = {name: patches[name] for name in ("init_process_group", "new_group")}
-        undo.callback(replace_all((distributed.device_mesh,), meshes))
-        return undo.pop_all().close
+    patches = {name: in_place_of(getattr(distributed, name), function) for name, function in own.items()}
+    yield _end
+    if world.size > 1:
+        device.warn(_NO_GROUP)  # retracted when the script creates a process group
+    yield replace_all(owners, patches)
+    yield replace_all((distributed,), {"is_nccl_available": lambda: True})
+    yield replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL})
+    # The mesh's module imports these functions by name, and creates the default group if the script has not.
+    meshes = {name: patches[name] for name in ("init_process_group", "new_group")}
+    yield replace_all((distributed.device_mesh,), meshes)
 
 
-def _start(world: World, named: weakref.WeakKeyDictionary[Any, str], device: SimulatedDevice) -> Callable[..., None]:
-    distributed = torch.distributed
-    original = distributed.init_process_group
-
-    @functools.wraps(original)
-    def init_process_group(
-        backend: str | None = None,
-        init_method: str | None = None,
-        timeout: Any = None,
-        world_size: int = -1,
-        rank: int = -1,
-        *_: Any,
-        **__: Any,
-    ) -> None:
-        if world_size not in (-1, world.size):
-            raise stop(
-                f"the script starts a process group of {world_size} ranks, but {world.size} are simulated; use "
-                f"--world-size {world_size}, or let the script read WORLD_SIZE"
-            )
-        if rank not in (-1, world.rank):
-            raise stop(
-                f"the script starts as rank {rank}, but rank {world.rank} is simulated; use --rank {rank}, or let the "
-                "script read RANK"
-            )
-        original(FAKE, store=FakeStore(), world_size=world.size, rank=world.rank)
-        device.retract(_NO_GROUP)
-        named[distributed.group.WORLD] = str(backend or _DEFAULT)
-
-    return init_process_group
+def _init_process_group(
+    world: World,
+    named: _Names,
+    device: SimulatedDevice,
+    original: Callable[..., None],
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Any = None,
+    world_size: int = -1,
+    rank: int = -1,
+    *_: Any,
+    **__: Any,
+) -> None:
+    if world_size not in (-1, world.size):
+        raise stop(
+            f"the script starts a process group of {world_size} ranks, but {world.size} are simulated; use "
+            f"--world-size {world_size}, or let the script read WORLD_SIZE"
+        )
+    if rank not in (-1, world.rank):
+        raise stop(
+            f"the script starts as rank {rank}, but rank {world.rank} is simulated; use --rank {rank}, or let the "
+            "script read RANK"
+        )
+    original(private.FAKE, store=private.FakeStore(), world_size=world.size, rank=world.rank)
+    device.retract(_NO_GROUP)
+    named[dist.group.WORLD] = str(backend or _DEFAULT)
 
 
-def _group(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., Any]:
-    original = torch.distributed.new_group
-
-    @functools.wraps(original)
-    def new_group(
-        ranks: Any = None,
-        timeout: Any = None,
-        backend: Any = None,
-        pg_options: Any = None,
-        use_local_synchronization: bool = False,
-        group_desc: Any = None,
-        device_id: Any = None,
-        **how: Any,
-    ) -> Any:
-        made = original(ranks, group_desc=group_desc, **how)
-        if isinstance(made, torch.distributed.ProcessGroup):
-            named[made] = str(backend or named.get(torch.distributed.group.WORLD, _DEFAULT))
-        return made
-
-    return new_group
+def _new_group(
+    named: _Names,
+    original: Callable[..., Any],
+    ranks: Any = None,
+    timeout: Any = None,
+    backend: Any = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: Any = None,
+    device_id: Any = None,
+    **how: Any,
+) -> Any:
+    made = original(ranks, group_desc=group_desc, **how)
+    if isinstance(made, dist.ProcessGroup):
+        named[made] = str(backend or named.get(dist.group.WORLD, _DEFAULT))
+    return made
 
 
-def _backend(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., str]:
+def _get_backend(named: _Names, original: Callable[..., str], group: Any = None) -> str:
     """The backend that the script asked for: it may decide by it."""
-    original = torch.distributed.get_backend
-
-    @functools.wraps(original)
-    def get_backend(group: Any = None) -> str:
-        found = original(group)
-        name = named.get(group or torch.distributed.group.WORLD, "nccl")
-        return torch.distributed.Backend("nccl" if "nccl" in name else name) if found == FAKE else found
-
-    return get_backend
+    found = original(group)
+    name = named.get(group or dist.group.WORLD, "nccl")
+    return dist.Backend("nccl" if "nccl" in name else name) if found == private.FAKE else found
 
 
 def _end() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 c10d = torch.ops.c10d
 
 _RETURN_TENSORS = (
-    *ALL_GATHERS,
-    *REDUCE_SCATTERS,
+    *private.ALL_GATHERS,
+    *private.REDUCE_SCATTERS,
     c10d.allreduce_.default,
     c10d.broadcast_.default,
     c10d.scatter_.default,
@@ -165,7 +147,7 @@ _RETURN_WORK = (
 )
 
 
-_GATHERS = (*ALL_GATHERS, c10d.gather_.default)
+_GATHERS = (*private.ALL_GATHERS, c10d.gather_.default)
 """Collectives that bring this rank's own data from each peer."""
 _LEAVE = (c10d.send.default, c10d.barrier.default, c10d.broadcast_.default)
 """Collectives that write nothing; what all others bring is unknown.
@@ -213,32 +195,34 @@ class Collectives:
         with ExitStack() as undo:
             for op in (*_RETURN_TENSORS, *_RETURN_WORK):
                 answers[op] = self._answer
-            answers.update(dict.fromkeys(WAITS, self._wait))
-            answers.update(dict.fromkeys(FUNCTIONAL, self._functional))
+            answers.update(dict.fromkeys(private.WAITS, self._wait))
+            answers.update(dict.fromkeys(private.FUNCTIONAL, self._functional))
             undo.callback(added("answers", "collectives", put_back))
+            # Patched in Python, because the ops do not show the reduction.
             reductions = {
-                "all_reduce": self._all_reduce(),
-                "all_reduce_coalesced": self._all_reduce_coalesced(),
-                "reduce": self._reduce(),
+                "all_reduce": in_place_of(dist.all_reduce, self._all_reduce),
+                "all_reduce_coalesced": in_place_of(dist.all_reduce_coalesced, self._all_reduce_coalesced),
+                "reduce": in_place_of(dist.reduce, self._reduce),
             }
             undo.callback(replace_all((dist, dist.distributed_c10d), reductions))
-            undo.callback(replace_all((dist.ProcessGroup,), {"broadcast": self._broadcast()}))
+            broadcast = in_place_of(dist.ProcessGroup.broadcast, self._broadcast)
+            undo.callback(replace_all((dist.ProcessGroup,), {"broadcast": broadcast}))
             return undo.pop_all().close
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        # Tensors on the CPU are real: torch's fake backend copies them. A barrier has no tensors to tell by.
         if func is not c10d.barrier.default and not any(isinstance(tensor, FakeTensor) for tensor in _tensors(args)):
             return func(*args, **kwargs)
         self._communicators.used(func, args)
         self._flatten(func, args)
         if func not in _LEAVE:
             self._fill(list(_tensors(args[0])), list(_tensors(args[1])) if func in _GATHERS else [])
-        work = done(_tensors(args[0]))
+        work = private.done(_tensors(args[0]))
         return (args[0], work) if func in _RETURN_TENSORS else work
 
     def _fill(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
         """Set ``outputs`` to the values of the single tensor in ``inputs``, if known."""
-        known = self._mode.known.of(inputs[0]) if len(inputs) == 1 else None
-        known = known if known is None else known.clone()
+        known = self._known(inputs[0]) if len(inputs) == 1 else None
         for tensor in outputs:
             self._mode.forget(tensor.untyped_storage())
             if known is not None:
@@ -258,68 +242,47 @@ class Collectives:
             self._mode.forget(tensor.untyped_storage())  # a functional collective may also write in place
         return result
 
-    def _broadcast(self) -> Callable[..., Any]:
-        original = dist.ProcessGroup.broadcast
+    def _broadcast(self, original: Any, group: Any, tensors: Any, *how: Any, **named: Any) -> Any:
+        work = original(group, tensors, *how, **named)
+        root = (*how, named.get("opts", named.get("root", 0)))[0]
+        if getattr(root, "rootRank", root) != group.rank():
+            self._fill([tensor for tensor in _tensors(tensors) if isinstance(tensor, FakeTensor)], [])
+        return work
 
-        @functools.wraps(original)
-        def broadcast(group: Any, tensors: Any, *how: Any, **named: Any) -> Any:
-            work = original(group, tensors, *how, **named)
-            root = (*how, named.get("opts", named.get("root", 0)))[0]
-            if getattr(root, "rootRank", root) != group.rank():
-                self._fill([tensor for tensor in _tensors(tensors) if isinstance(tensor, FakeTensor)], [])
-            return work
+    def _all_reduce(
+        self, original: Any, tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        known = self._known(tensor)
+        work = original(tensor, op, group, async_op)
+        self._sum_up(tensor, known, op, group)
+        return work
 
-        return broadcast
+    def _all_reduce_coalesced(
+        self, original: Any, tensors: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        several = list(_tensors(tensors))
+        known = [self._known(tensor) for tensor in several]
+        work = original(tensors, op, group, async_op)
+        for tensor, each in zip(several, known, strict=True):
+            self._sum_up(tensor, each, op, group)
+        return work
 
-    def _all_reduce(self) -> Callable[..., Any]:
-        """``all_reduce`` patched in Python, because the op does not show the reduction."""
-        original = dist.all_reduce
-
-        @functools.wraps(original)
-        def all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-            known = self._known(tensor)
-            work = original(tensor, op, group, async_op)
+    def _reduce(
+        self,
+        original: Any,
+        tensor: Tensor,
+        dst: Any = None,
+        op: Any = ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+        group_dst: Any = None,
+    ) -> Any:
+        known = self._known(tensor)
+        work = original(tensor, dst, op, group, async_op, group_dst)
+        arrives = dist.get_rank() == dst if group_dst is None else dist.get_rank(group) == group_dst
+        if arrives or not isinstance(tensor, FakeTensor):
             self._sum_up(tensor, known, op, group)
-            return work
-
-        return all_reduce
-
-    def _all_reduce_coalesced(self) -> Callable[..., Any]:
-        original = dist.all_reduce_coalesced
-
-        @functools.wraps(original)
-        def all_reduce_coalesced(
-            tensors: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
-        ) -> Any:
-            several = list(_tensors(tensors))
-            known = [self._known(tensor) for tensor in several]
-            work = original(tensors, op, group, async_op)
-            for tensor, each in zip(several, known, strict=True):
-                self._sum_up(tensor, each, op, group)
-            return work
-
-        return all_reduce_coalesced
-
-    def _reduce(self) -> Callable[..., Any]:
-        original = dist.reduce
-
-        @functools.wraps(original)
-        def reduce(
-            tensor: Tensor,
-            dst: Any = None,
-            op: Any = ReduceOp.SUM,
-            group: Any = None,
-            async_op: bool = False,
-            group_dst: Any = None,
-        ) -> Any:
-            known = self._known(tensor)
-            work = original(tensor, dst, op, group, async_op, group_dst)
-            arrives = dist.get_rank() == dst if group_dst is None else dist.get_rank(group) == group_dst
-            if arrives or not isinstance(tensor, FakeTensor):
-                self._sum_up(tensor, known, op, group)
-            return work
-
-        return reduce
+        return work
 
     def _known(self, tensor: Any) -> Tensor | None:
         """A copy of the known values of ``tensor`` on the device, which the op makes unknown."""
@@ -331,6 +294,7 @@ class Collectives:
         size = dist.get_world_size(group)
         if size < 1:
             return
+        # A real tensor: the fake backend has left this rank's own values in it.
         if type(tensor) in (Tensor, torch.nn.Parameter):
             _reduce_alike(tensor, op, size)
         elif known is not None and _reduce_alike(known, op, size):
@@ -338,8 +302,8 @@ class Collectives:
 
     def _flatten(self, func: Any, args: Any) -> None:
         """Allocate the flat tensor that NCCL gathers into, or scatters from, for lists of tensors."""
-        if func is ALL_GATHERS[0] or func is REDUCE_SCATTERS[0]:
-            many = args[0] if func is ALL_GATHERS[0] else args[1]
+        if func is private.ALL_GATHERS[0] or func is private.REDUCE_SCATTERS[0]:
+            many = args[0] if func is private.ALL_GATHERS[0] else args[1]
             sizes = [sum(_bytes(tensor) for tensor in tensors) for tensors in many]
             if any(tensor.device.type == self._mode.device_model.label for tensor in _tensors(many)):
                 self._mode.device_model.scratch(f"torch.distributed.{func.name()}", [size for size in sizes if size])
@@ -348,6 +312,7 @@ class Collectives:
 def _reduce_alike(tensor: Tensor, op: Any, size: int) -> bool:
     """Reduce ``tensor`` in place as ``size`` equal tensors; ``False`` if ``op`` cannot be computed so."""
     with torch.no_grad():
+        # Of equal values a sum is a multiple, a product a power, and an even number of them cancels under xor.
         if op == ReduceOp.SUM and tensor.dtype != torch.bool:
             tensor.mul_(size)
         elif op == ReduceOp.PRODUCT and tensor.dtype != torch.bool:
@@ -385,15 +350,8 @@ class Objects:
 
     def install(self) -> Callable[[], None]:
         """Replace torch's functions; returns the undo."""
-        names = (
-            "all_gather_object",
-            "gather_object",
-            "broadcast_object_list",
-            "scatter_object_list",
-            "send_object_list",
-            "recv_object_list",
-            "monitored_barrier",
-        )
+        among_all = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
+        names = (*among_all, "send_object_list", "recv_object_list", "monitored_barrier")
         return replace_all((dist, dist.distributed_c10d), {name: getattr(self, name) for name in names})
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -404,6 +362,7 @@ class Objects:
         data = pickle.dumps(obj)
         self._through_the_device("all_gather_object", group, [len(data), _SIZE, _SIZE * count, len(data) * count])
         for i in range(count):
+            # Each peer's object is one of its own, as if it had come from another process.
             object_list[i] = pickle.loads(data)
 
     def gather_object(

@@ -83,22 +83,16 @@ def most(communicator: Communicator, capability: tuple[int, int] | None, environ
     channels = _channels(communicator, environment)
     found = (_TABLES * channels + _OF_COMMUNICATOR) * _PIECE
     if communicator.uses & {Connections.RING, Connections.TREE}:
-        found += channels * min(_local_pairs(communicator), communicator.local - 1) * _local_buffers(environment)
+        # GPUs of the machine from which a channel receives and to which it sends (``generic.cc``): a ring receives from
+        # one and sends to one; a tree, which is a chain within a machine, has one neighbour on each side and does both.
+        pairs = 3 if Connections.TREE in communicator.uses else 1
+        found += channels * min(pairs, communicator.local - 1) * _local_buffers(environment)
         found += _network_pairs(communicator, channels) * _network_buffers(environment)
         if communicator.local > 1:
             found += _multicast(communicator, capability, environment)
     if communicator.uses & {Connections.ALL_TO_ALL, Connections.SEND}:
         found += _sends(communicator, channels, environment)
     return found
-
-
-def _local_pairs(communicator: Communicator) -> int:
-    """Number of GPUs of the machine from which a channel receives and to which it sends (``generic.cc``).
-
-    A ring receives from one and sends to one; a tree, which is a chain within a machine, has one neighbour on each side
-    and does both with each.
-    """
-    return 3 if Connections.TREE in communicator.uses else 1
 
 
 def _network_pairs(communicator: Communicator, channels: int) -> int:
@@ -189,21 +183,11 @@ _ASSUMED = (
 )
 
 _USES = {
-    "all_reduce": Connections.TREE,
-    "all_reduce_": Connections.TREE,
-    "all_reduce_coalesced": Connections.TREE,
-    "all_reduce_coalesced_": Connections.TREE,
-    "all_to_all_single": Connections.ALL_TO_ALL,
-    "allreduce_": Connections.TREE,
-    "allreduce_coalesced_": Connections.TREE,
-    "barrier": Connections.TREE,
-    "alltoall_": Connections.ALL_TO_ALL,
-    "alltoall_base_": Connections.ALL_TO_ALL,
-    "gather_": Connections.ALL_TO_ALL,
-    "scatter_": Connections.ALL_TO_ALL,
-    "send": Connections.SEND,
-    "recv_": Connections.SEND,
-    "recv_any_source_": Connections.SEND,
+    **dict.fromkeys(("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"), Connections.TREE),
+    **dict.fromkeys(("allreduce_", "allreduce_coalesced_", "barrier"), Connections.TREE),
+    **dict.fromkeys(("all_to_all_single", "alltoall_", "alltoall_base_"), Connections.ALL_TO_ALL),
+    **dict.fromkeys(("gather_", "scatter_"), Connections.ALL_TO_ALL),
+    **dict.fromkeys(("send", "recv_", "recv_any_source_"), Connections.SEND),
 }
 """Connections by the op's name; all other ops need a ring."""
 

@@ -10,14 +10,13 @@ answer is known, and refused if not.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +30,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.own_code import script_line
-from ampmem.patching import added, replace_all
+from ampmem.patching import Undo, added, in_place_of, replace_all, undone_together
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.communication import (
-    FP16_COMPRESS,
-    SYMMETRIC,
-    HashStore,
-    around_bookkeeping,
-    backward_shapes,
-    built_in_hooks,
-    checkpoints,
-    forward_shapes,
-    fsdp_copies,
-    hooks_of_cuda_builds,
-    known_inputs,
-    nobody_to_verify,
-    nothing_is_timed,
-    register_hook,
-    stages_meet,
-    stages_vote,
-    symmetric_memory,
-    tracers,
-)
+from ampmem.simulator.private import communication as private
 from ampmem.simulator.private.general import FakeTensor, tree_map
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World, check_index
@@ -60,28 +40,28 @@ from ampmem.simulator.world import World, check_index
 aten = torch.ops.aten
 
 
-def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
+@undone_together
+def install(mode: SimulatedMode, world: World) -> Iterator[Undo]:
     """Install all of it; returns the undo."""
-    with ExitStack() as undo:
-        undo.callback(_install_data_parallel(mode))
-        undo.callback(_install_sharded(mode))
-        undo.callback(_install_pipeline(mode))
-        undo.callback(_install_elsewhere(world, mode))
-        return undo.pop_all().close
+    yield _install_data_parallel(mode)
+    yield _install_sharded(mode)
+    yield private.stages_meet(_hear, _tell)
+    yield private.stages_vote(mode.known.fill)
+    yield _install_elsewhere(world, mode)
 
 
-def _install_data_parallel(mode: SimulatedMode) -> Callable[[], None]:
+@undone_together
+def _install_data_parallel(mode: SimulatedMode) -> Iterator[Undo]:
     """Let ``DistributedDataParallel`` run without peers; returns the undo."""
-    with ExitStack() as undo:
-        undo.callback(nobody_to_verify(_verify))
-        undo.callback(nothing_is_timed())
-        undo.callback(_pinned(mode))
-        undo.callback(built_in_hooks(_register))
-        undo.callback(hooks_of_cuda_builds())
-        undo.callback(_on_this_device())
-        if mode.everything:
-            undo.callback(around_bookkeeping(lambda: _real_integers(mode)))
-        return undo.pop_all().close
+    ddp = torch.nn.parallel.DistributedDataParallel
+    yield private.nobody_to_verify(_verify)
+    yield private.nothing_is_timed()
+    yield _pinned(mode)
+    yield private.built_in_hooks(_register)
+    yield private.hooks_of_cuda_builds()
+    yield replace_all((ddp,), {"__init__": in_place_of(ddp.__init__, _init_on_this_device)})
+    if mode.everything:
+        yield private.around_bookkeeping(lambda: _real_integers(mode))
 
 
 def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
@@ -99,21 +79,16 @@ def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
 
 def _register(reducer: Any, kind: Any) -> None:
     """Register DDP's built-in C++ hooks as Python hooks that allocate the same."""
-    register_hook(reducer, None, fp16_compress_hook if kind == FP16_COMPRESS else allreduce_hook)
+    private.register_hook(reducer, None, fp16_compress_hook if kind == private.FP16_COMPRESS else allreduce_hook)
 
 
-def _on_this_device() -> Callable[[], None]:
-    """Refuse GPUs of other ranks, before torch looks for them."""
-    parallel = torch.nn.parallel.DistributedDataParallel
-    original = parallel.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
-        for where in device_ids or ():
-            check_index(where if isinstance(where, int) else torch.device(where).index)
-        original(self, module, device_ids, *args, **kwargs)
-
-    return replace_all((parallel,), {"__init__": init})
+def _init_on_this_device(
+    original: Any, parallel: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    """``DistributedDataParallel.__init__``, which refuses GPUs of other ranks before torch looks for them."""
+    for where in device_ids or ():
+        check_index(where if isinstance(where, int) else torch.device(where).index)
+    original(parallel, module, device_ids, *args, **kwargs)
 
 
 def _pinned(mode: SimulatedMode) -> Callable[[], None]:
@@ -126,6 +101,7 @@ def _pinned(mode: SimulatedMode) -> Callable[[], None]:
     def empty(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if not kwargs.get("pin_memory"):
             return mode.unanswered(func, (), args, kwargs)
+        # Pinning needs a driver, so the tensor only says that it is pinned.
         made = mode.unanswered(func, (), args, {**kwargs, "pin_memory": False})
         pinned.add(made.untyped_storage())
         return made
@@ -144,6 +120,7 @@ def _real_integers(mode: SimulatedMode) -> Iterator[None]:
     def make(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if kwargs.get("dtype") != torch.int32:
             return mode.unanswered(func, (), args, kwargs)
+        # C++ reads and writes these through their pointers, which fake tensors do not have.
         made = func(*args, **kwargs)
         mode.real.add(made.untyped_storage())
         mode.device_model.born(made.untyped_storage())
@@ -178,7 +155,7 @@ _BLOCK = _THREADS * _BYTES_PER_THREAD
 
 def _install_sharded(mode: SimulatedMode) -> Callable[[], None]:
     """Book the memory of FSDP2's copies; returns the undo."""
-    gather, scatter = fsdp_copies()
+    gather, scatter = private.fsdp_copies()
 
     def split(func: Any, args: Any, kwargs: Any) -> Any:
         source, sizes, *dim = args
@@ -233,27 +210,19 @@ def _blocks(pieces: Sequence[int], size: int) -> int:
     return sum(-(-piece // size) for piece in pieces)
 
 
-def _install_pipeline(mode: SimulatedMode) -> Callable[[], None]:
-    """Simulate pipeline stages on other ranks; returns the undo."""
-    with ExitStack() as undo:
-        undo.callback(stages_meet(_hear, _tell))
-        undo.callback(stages_vote(mode.known.fill))
-        return undo.pop_all().close
-
-
 def _hear(stage: Any, source: int) -> Any:
     """The metadata of the tensors that stage ``source``, on another rank, sends to ``stage``."""
     if source > stage.stage_index:
-        shapes = backward_shapes(stage)
+        shapes = private.backward_shapes(stage)
     else:
-        inputs = known_inputs(stage)
+        inputs = private.known_inputs(stage)
         if inputs is None:
             raise stop(
                 f"stage {stage.stage_index} of the pipeline gets its inputs from stage {source}, which runs on "
                 "another rank, but only this rank is simulated; give PipelineStage its input_args= (empty tensors "
                 "with the shapes of one microbatch), or simulate rank 0"
             )
-        shapes = forward_shapes(inputs)
+        shapes = private.forward_shapes(inputs)
     data = len(pickle.dumps(shapes))
     for size, dtype in ((1, torch.int64), (data, torch.uint8)):
         torch.empty(size, dtype=dtype, device=stage.device)
@@ -288,17 +257,16 @@ _TRACED = (
 )
 
 
-def _install_elsewhere(world: World, mode: SimulatedMode) -> Callable[[], None]:
+@undone_together
+def _install_elsewhere(world: World, mode: SimulatedMode) -> Iterator[Undo]:
     """Answer or refuse calls that ask other processes; returns the undo."""
-    with ExitStack() as undo:
-        undo.callback(replace_all((torch.multiprocessing,), _processes(world)))
-        undo.callback(replace_all((dist, dist.distributed_c10d), {"TCPStore": _Store}))
-        undo.callback(replace_all((rpc,), {"init_rpc": _stops(_RPC)}))
-        undo.callback(replace_all((symmetric_memory(),), dict.fromkeys(SYMMETRIC, _stops(_SYMMETRIC))))
-        undo.callback(replace_all((ZeroRedundancyOptimizer,), {"consolidate_state_dict": _stops(_CONSOLIDATE)}))
-        undo.callback(replace_all(tracers(), {"pipeline": _stops(_TRACED)}))
-        undo.callback(replace_all(checkpoints(), _files(mode)))
-        return undo.pop_all().close
+    yield replace_all((torch.multiprocessing,), _processes(world))
+    yield replace_all((dist, dist.distributed_c10d), {"TCPStore": _Store})
+    yield replace_all((rpc,), {"init_rpc": _stops(_RPC)})
+    yield replace_all((private.symmetric_memory(),), dict.fromkeys(private.SYMMETRIC, _stops(_SYMMETRIC)))
+    yield replace_all((ZeroRedundancyOptimizer,), {"consolidate_state_dict": _stops(_CONSOLIDATE)})
+    yield replace_all(private.tracers(), {"pipeline": _stops(_TRACED)})
+    yield replace_all(private.checkpoints(), _files(mode))
 
 
 def _stops(why: str) -> Callable[..., Any]:
@@ -384,13 +352,14 @@ def _processes(world: World) -> dict[str, Any]:
                 f"the script starts {nprocs} processes, but the machine of rank {world.rank} has {world.local_size} "
                 f"of the {world.size} simulated ranks; use --world-size {nprocs}"
             )
+        # The other processes would run the same program: this one is the rank that is simulated.
         fn(world.local_rank, *args)
         return None if join else _Joined()
 
     return {"spawn": spawn, "start_processes": spawn}
 
 
-class _Store(HashStore):  # type: ignore[misc]
+class _Store(private.HashStore):  # type: ignore[misc]
     """A ``TCPStore`` that does not wait for the other ranks."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -398,6 +367,7 @@ class _Store(HashStore):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         """The value that this rank has set."""
+        # C++ would wait for a missing key until its time limit, as nobody sets it.
         self._see(key)
         found: bytes = super().get(key)
         return found

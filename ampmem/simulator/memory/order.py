@@ -52,6 +52,7 @@ class StreamOrder:
         The engine runs a node of backward on the stream of its forward; a stream that the node's own code sets comes
         first.
         """
+        # Asking the engine for its node takes longer than all else here.
         if not self.several:
             return DEFAULT
         thread, node = self._threads, _node()

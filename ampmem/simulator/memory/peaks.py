@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ampmem.allocator.blocks import UNLIMITED, Block, Counters
 from ampmem.allocator.caching import DeviceCachingAllocator
-from ampmem.allocator.gpus import Context
+from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, MIN_BLOCK_SIZE, Settings, get_allocation_size, round_size, round_up
 from ampmem.events import PredictionRecord, TermsRecord
@@ -183,6 +183,7 @@ class Highest:
         return min(allocated + round_up(most, MIN_BLOCK_SIZE), max(allocated, room))
 
     def _malloc(self, size: int, stream: int) -> Block:
+        # The first device may have more room than is sure: once anything was assumed, the cache is freed before.
         if self.bounds:
             try:
                 return self._malloc_within(self._sure, size, stream)
@@ -195,6 +196,7 @@ class Highest:
 
     def _malloc_within(self, room: int, size: int, stream: int) -> Block:
         driver = self._allocator.driver
+        # The model asks its driver at each request, so each may have other room.
         driver.total = self.within(room)
         try:
             return self._allocator.malloc(size, stream)
@@ -207,18 +209,11 @@ class Highest:
 
 
 def prediction(
-    peaks: Peaks,
-    highest: Highest,
-    *,
-    total: int,
-    context: Context,
-    libraries: Mapping[str, tuple[int, int]],
-    unmodelled: tuple[str, ...],
-    ran_out: bool,
+    peaks: Peaks, highest: Highest, gpu: GpuSpec, libraries: Mapping[str, tuple[int, int]]
 ) -> PredictionRecord:
-    """The prediction for the run so far.
+    """The prediction for the run so far on ``gpu``, as if nothing was left out, and no request had failed.
 
-    ``libraries`` has the minimum and maximum that each library holds besides the ``context``.
+    ``libraries`` has the minimum and maximum that each library holds besides the CUDA context.
     """
     lowest = (_allocated(peaks.allocated), _allocated(peaks.reserved) + peaks.reserved.cached)
     counters = highest.counters
@@ -226,14 +221,14 @@ def prediction(
     assumed = bool(bounds)
     if counters.awaiting_bytes_peak > peaks.awaiting_peak and counters.reserved_peak > lowest[1]:
         bounds[WAITING] = counters.awaiting_bytes_peak
-    room = highest.within(total - context.most)
+    room = highest.within(gpu.total_memory - gpu.context.most)
     reserved = reserved_range(highest, *lowest, room) if bounds else Range(lowest[1], None, lowest[1])
     there = counters.allocated_peak if bounds else lowest[0]
     allocated, filled = max(there, lowest[0], highest.most_allocated), highest.most_filled
     return PredictionRecord(
-        total=total,
-        outside=context.least,
-        outside_at_most=context.most,
+        total=gpu.total_memory,
+        outside=gpu.context.least,
+        outside_at_most=gpu.context.most,
         allocated=peaks.allocated,
         reserved=peaks.reserved,
         highest_allocated=max(allocated, filled),
@@ -241,8 +236,8 @@ def prediction(
         unfilled_allocated=allocated if filled else None,
         unfilled_reserved=reserved.most if filled else None,
         bounds=bounds,
-        unmodelled=unmodelled,
-        ran_out=ran_out,
+        unmodelled=(),
+        ran_out=False,
         libraries={what: least for what, (least, _) in libraries.items()},
         libraries_at_most={what: most for what, (_, most) in libraries.items()},
         least_reserved=reserved.least if assumed else None,

@@ -103,6 +103,7 @@ class Convolution:
         A negative number frees a copy (``_convolution``, ``convolution_backward``, ``cudnn_convolution_backward``).
         """
         source, weight, target = (self._copy(tensor) for tensor in (self.source, self.weight, self.target))
+        # Forward makes the input contiguous before it allocates the result, and the weight after that.
         if self.passes == (FORWARD,):
             return (*source, result, *weight)
         of_source, of_weight = result[:2]
@@ -213,6 +214,7 @@ class MeasuredWorkspaces:
 
 def table_for(gpu: GpuSpec, version: str = torch.__version__, folder: Path = TABLES) -> MeasuredWorkspaces | None:
     """The table of the newest cuDNN for ``gpu`` and this ``version`` of torch, if any."""
+    # A version's local part, such as +cu130, says how torch was built, and a CPU build has another.
     fitting = [table for table in _tables(folder) if (table.gpu, _base(table.torch)) == (gpu.name, _base(version))]
     return max(fitting, key=lambda table: table.cudnn, default=None)
 
@@ -247,6 +249,7 @@ def _key(convolution: Convolution, call: str, *, benchmark: bool) -> tuple[objec
     """The key of the row for this pass; ``None`` if tables have no rows of its kind."""
     source, weight = convolution.source, convolution.weight
     dtype = _NAMES.get(source.dtype)
+    # With TF32 allowed cuDNN chooses other engines, so tables have rows of their own for it.
     if dtype == "fp32" and torch.backends.cudnn.allow_tf32:
         dtype = "tf32"
     square = all(len(set(pair)) == 1 for pair in (source.shape[2:], weight.shape[2:], *_steps(convolution)))

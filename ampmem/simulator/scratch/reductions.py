@@ -64,7 +64,7 @@ class Iteration:
     def fits_32_bits(self) -> bool:
         """Whether 32-bit indices are enough (``can_use_32bit_indexing``)."""
         reach = max(_reach(self.shape, strides) for strides in (self.source, self.target))
-        return _product(self.shape) <= _INT_MAX and reach <= _INT_MAX
+        return math.prod(self.shape) <= _INT_MAX and reach <= _INT_MAX
 
     def halves(self) -> tuple[Iteration, Iteration]:
         """The two halves along the dimension with the largest extent (``get_dim_to_split`` and ``split``)."""
@@ -86,6 +86,7 @@ def iteration(
     target = _contiguous(shape, dims, result_item)
     source = [stride * item for stride in strides]
     order = list(reversed(range(len(shape))))
+    # Insertion sort, as in ``TensorIterator``: an undecided pair does not end the search for a place.
     for position in range(1, len(order)):
         at = position
         for before in range(position - 1, -1, -1):
@@ -113,13 +114,13 @@ def accumulated(kernel: ReductionKernel, work: Iteration, result_item: int) -> i
     """Bytes in which several launches accumulate, if the output cannot hold that (``AccumulationBuffer``)."""
     if kernel.in_output or work.fits_32_bits() or result_item >= kernel.element:
         return 0
-    return _product(work.shape[work.reduced :]) * kernel.element
+    return math.prod(work.shape[work.reduced :]) * kernel.element
 
 
 def _staging(kernel: ReductionKernel, work: Iteration, gpu: GpuSpec) -> tuple[int, int] | None:
     """Bytes of staging buffer and semaphores: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size``."""
-    outputs = _product(work.shape[work.reduced :])
-    inputs = _product(work.shape) // outputs
+    outputs = math.prod(work.shape[work.reduced :])
+    inputs = math.prod(work.shape) // outputs
     along_fastest = work.reduced == len(work.shape) or work.source[0] < work.source[work.reduced]
     across, down = (inputs, outputs) if along_fastest else (outputs, inputs)
     vector = 1
@@ -131,6 +132,7 @@ def _staging(kernel: ReductionKernel, work: Iteration, gpu: GpuSpec) -> tuple[in
             across //= kernel.loads
     threads = MAX_THREADS // vector
     across, down = (min(power_of_2(size), threads) for size in (across, down))
+    # The shape of a block of threads (``set_block_dimension``).
     width = min(across, WARP)
     height = min(down, threads // width)
     width = min(across, threads // height)
@@ -206,13 +208,6 @@ def power_of_2(number: int) -> int:
 
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def _product(sizes: Sequence[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
 
 
 SMALL_SORT = 4096

@@ -77,10 +77,7 @@ _UNKNOWN = {
 }
 """Ops whose scratch memory has no formula here, by name."""
 ASSUMED = dict.fromkeys(
-    (
-        aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_dot_product_cudnn_attention_backward.default,
-    ),
+    (aten._scaled_dot_product_cudnn_attention.default, aten._scaled_dot_product_cudnn_attention_backward.default),
     "assumed: cuDNN's workspaces in attention are those of cuDNN 9.19, measured on an H200",
 )
 """Assumptions for ops whose scratch a library chooses, with measured sizes; noted when such an op runs."""
@@ -125,8 +122,9 @@ def _launches(kernel: ReductionKernel, work: Iteration, result_item: int, gpu: G
     return [(held, *sizes) for sizes in scratch(kernel, work, gpu)] or [(held,)]
 
 
-def _dims(source: torch.Tensor, dims: Any) -> tuple[int, ...]:
-    """The reduced dimensions: all if none is named."""
+def _dims(args: Sequence[Any], at: int = 1) -> tuple[int, ...]:
+    """The reduced dimensions, which are the argument ``at``: all if none is named."""
+    source, dims = args[0], args[at] if len(args) > at else None
     if isinstance(dims, int):
         dims = (dims,)
     return tuple(dim % source.dim() for dim in dims) if dims and source.dim() else tuple(range(source.dim()))
@@ -146,8 +144,7 @@ def _sum(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec, *, at: int = 1
     if result.dtype != read and not (read in _HALF and result.dtype == torch.float32):
         read, cast = result.dtype, source.numel() * result.dtype.itemsize
     kernel = _sum_kernel(read, result.dtype)
-    dims = _dims(source, args[at] if len(args) > at else None)
-    sets = _reduction(kernel, source, dims, result.dtype.itemsize, gpu) or [()]
+    sets = _reduction(kernel, source, _dims(args, at), result.dtype.itemsize, gpu) or [()]
     return [(cast, *sizes) for sizes in sets]
 
 
@@ -169,30 +166,27 @@ def _variance(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     kernel = ReductionKernel(
         element=4 * _accumulated_in(source.dtype), item=source.dtype.itemsize, loads=2, in_output=False
     )
-    dims = _dims(source, args[1] if len(args) > 1 else None)
-    return _reduction(kernel, source, dims, first.dtype.itemsize, gpu)
+    return _reduction(kernel, source, _dims(args), first.dtype.itemsize, gpu)
 
 
 def _extremum(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
     """Minimum and maximum; also ``any`` and ``all``, which read elements of any dtype."""
     source = args[0]
     kernel = ReductionKernel(element=source.dtype.itemsize, item=source.dtype.itemsize)
-    dims = _dims(source, args[1] if len(args) > 1 else None)
-    return _reduction(kernel, source, dims, result.dtype.itemsize, gpu)
+    return _reduction(kernel, source, _dims(args), result.dtype.itemsize, gpu)
 
 
 def _both_extrema(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     """``aminmax`` over all elements."""
     source = args[0]
     kernel = ReductionKernel(element=2 * source.dtype.itemsize, item=source.dtype.itemsize)
-    return _reduction(kernel, source, _dims(source, None), source.dtype.itemsize, gpu)
+    return _reduction(kernel, source, _dims(args[:1]), source.dtype.itemsize, gpu)
 
 
 def _indexed_extremum(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     source, first = args[0], result[0] if isinstance(result, tuple) else result
     kernel = ReductionKernel(element=_PAIR, item=source.dtype.itemsize, in_output=False)
-    dims = _dims(source, args[1] if len(args) > 1 and args[1] is not None else None)
-    return _reduction(kernel, source, dims, first.dtype.itemsize, gpu)
+    return _reduction(kernel, source, _dims(args), first.dtype.itemsize, gpu)
 
 
 def _foreach_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
@@ -649,6 +643,7 @@ def _staging(source: torch.Tensor, numbers: int) -> tuple[int, ...]:
     """
     channels = source.shape[1]
     count = source.numel() // max(channels, 1)
+    # MAX_BLOCK_SIZE, OPTIMAL_TILE_W, ELEMENTS_PER_THREAD and MAX_H_BLOCK of that file.
     most, width, each, rows = 512, 32, 16, 128
     down = min(power_of_2(-(-count // each)), most // min(power_of_2(channels), width))
     across = min(power_of_2(channels), most // down)

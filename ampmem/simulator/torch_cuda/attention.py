@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,61 +50,72 @@ class AttentionKernel(StrEnum):
     MATH = "math"
 
 
-def choose(
-    device: SimulatedDevice, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **how: Any
-) -> AttentionKernel:
+class Call(NamedTuple):
+    """The arguments of ``scaled_dot_product_attention``, in its order."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None = None
+    dropout: float = 0.0
+    causal: bool = False
+    scale: float | None = None
+    gqa: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Whether autograd follows it."""
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self[:3])
+
+    def suits(self, *, gqa: bool) -> bool:
+        """Whether a kernel takes these tensors, with groups of heads if it can do ``gqa``.
+
+        The numbers of heads are equal, or there are fewer of keys and values; elements of a head are adjacent.
+        """
+        same = self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
+        return (gqa or same) and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in self[:3])
+
+
+def choose(device: SimulatedDevice, call: Call) -> AttentionKernel:
     """The kernel for dense tensors, as in ``select_sdp_backend``.
 
     Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, 2.13. Raises torch's ``RuntimeError`` if the plain
     kernel is disabled and no other can be used.
     """
+    query, key, value = call[:3]
     capability = device.gpu.compute_capability or (8, 0)
-    if not (query.dim() == key.dim() == value.dim() == 4) or 0 in (query.shape[2], key.shape[2]):
-        return _math()
+    order: tuple[AttentionKernel, ...] = ()
+    if query.dim() == key.dim() == value.dim() == 4 and 0 not in (query.shape[2], key.shape[2]):
+        order = (AttentionKernel.FLASH, AttentionKernel.EFFICIENT, AttentionKernel.CUDNN)
+        if capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1":
+            order = (AttentionKernel.CUDNN, AttentionKernel.FLASH, AttentionKernel.EFFICIENT)
+    backends = torch.backends.cuda
     usable = {
-        AttentionKernel.CUDNN: torch.backends.cuda.cudnn_sdp_enabled()
-        and _cudnn(capability, query, key, value, mask, gqa=how["gqa"], dropout=how["dropout"]),
-        AttentionKernel.FLASH: torch.backends.cuda.flash_sdp_enabled()
-        and _flash(capability, query, key, value, mask, **how),
-        AttentionKernel.EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled()
-        and _efficient(capability, query, key, value, how["gqa"]),
+        AttentionKernel.CUDNN: lambda: backends.cudnn_sdp_enabled() and _cudnn(capability, call),
+        AttentionKernel.FLASH: lambda: backends.flash_sdp_enabled() and _flash(capability, call),
+        AttentionKernel.EFFICIENT: lambda: backends.mem_efficient_sdp_enabled() and _efficient(capability, call),
     }
-    order = (AttentionKernel.FLASH, AttentionKernel.EFFICIENT, AttentionKernel.CUDNN)
-    if capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1":
-        order = (AttentionKernel.CUDNN, AttentionKernel.FLASH, AttentionKernel.EFFICIENT)
-    chosen = next((kernel for kernel in order if usable[kernel]), None)
-    return _math() if chosen is None else chosen
-
-
-def _math() -> AttentionKernel:
-    if not torch.backends.cuda.math_sdp_enabled():
+    chosen = next((kernel for kernel in order if usable[kernel]()), AttentionKernel.MATH)
+    if chosen is AttentionKernel.MATH and not backends.math_sdp_enabled():
         raise RuntimeError("No available kernel. Aborting execution.")
-    return AttentionKernel.MATH
+    return chosen
 
 
-def _cudnn(
-    capability: tuple[int, int],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    gqa: bool,
-    dropout: float,
-) -> bool:
+def _cudnn(capability: tuple[int, int], call: Call) -> bool:
+    query, key, value, mask, dropout = call[:5]
     masked_with_gradient = mask is not None and mask.requires_grad
     deterministic = torch.are_deterministic_algorithms_enabled() and not (
         torch.is_deterministic_algorithms_warn_only_enabled()
     )
-    if capability < (8, 0) or masked_with_gradient or deterministic or not _heads(query, key, value, gqa):
+    if capability < (8, 0) or masked_with_gradient or deterministic:
         return False
     fits = query.shape[-1] == key.shape[-1] and _cudnn_widths(
-        capability, query.shape[-1], value.shape[-1], trained=_trained(query, key, value)
+        capability, query.shape[-1], value.shape[-1], trained=call.trained
     )
     if _CUDNN_DROPS_SIXTEENTHS and dropout * 16 != math.floor(dropout * 16):
         return False
     lengths = key.shape[2] > 1 and (dropout == 0 or query.shape[2] > 1)
-    return query.dtype in _HALF and fits and lengths and _unit_stride(query, key, value)
+    return query.dtype in _HALF and fits and lengths and call.suits(gqa=call.gqa)
 
 
 def _cudnn_widths(capability: tuple[int, int], width: int, of_values: int, *, trained: bool) -> bool:
@@ -124,94 +135,65 @@ def _cudnn_widths(capability: tuple[int, int], width: int, of_values: int, *, tr
     return capability == (9, 0)
 
 
-def _flash(
-    capability: tuple[int, int],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    causal: bool,
-    gqa: bool,
-    dropout: float,
-) -> bool:
+def _flash(capability: tuple[int, int], call: Call) -> bool:
+    query, key, value = call[:3]
     width = query.shape[-1]
-    if query.dtype not in _HALF or mask is not None or capability < (8, 0) or width > 256:
+    if query.dtype not in _HALF or call.mask is not None or capability < (8, 0) or width > 256:
         return False
-    if not (width == key.shape[-1] == value.shape[-1]) or (causal and query.shape[2] != key.shape[2]):
+    if not (width == key.shape[-1] == value.shape[-1]) or (call.causal and query.shape[2] != key.shape[2]):
         return False
-    grad = _trained(query, key, value)
     small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
-    if small and grad and (192 < width <= 224 or (width > 224 and dropout > 0)):
+    if small and call.trained and (192 < width <= 224 or (width > 224 and call.dropout > 0)):
         return False
-    return _heads(query, key, value, gqa) and _unit_stride(query, key, value)
+    return call.suits(gqa=call.gqa)
 
 
-def _efficient(capability: tuple[int, int], query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> bool:
+def _efficient(capability: tuple[int, int], call: Call) -> bool:
     """Whether the memory-efficient kernel can be used.
 
     Before Ampere not with bfloat16; without tensor cores, as for float32 there, with any head size.
     """
+    query, _, value = call[:3]
     ampere = capability >= (8, 0)
     alignment = 8 if query.dtype in _HALF else 4 if ampere else 1
     widths = (query.shape[-1], value.shape[-1])
     dtypes = (*_HALF, torch.float32) if ampere else (torch.float16, torch.float32)
     if query.dtype not in dtypes or any(width % alignment for width in widths):
         return False
-    return _heads(query, key, value, gqa and _EFFICIENT_GROUPS) and _unit_stride(query, key, value)
-
-
-def _trained(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _heads(query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> bool:
-    """Whether the numbers of heads are supported: equal, or fewer of keys and values if the kernel has groups."""
-    return gqa or query.shape[1] == key.shape[1] == value.shape[1]
-
-
-def _unit_stride(*tensors: Tensor) -> bool:
-    return all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
+    return call.suits(gqa=call.gqa and _EFFICIENT_GROUPS)
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
     """Replace the op that chooses the kernel; returns the undo."""
     device, additions = mode.device_model, mode.additions
 
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        if _UNSQUEEZES and query.dim() == key.dim() == value.dim() == 3:
-            q, k, v = (tensor.unsqueeze(0) for tensor in (query, key, value))
-            return attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa).squeeze(0)
-        how = {"causal": is_causal, "gqa": enable_gqa, "dropout": dropout_p}
-        kernel = choose(device, query, key, value, attn_mask, **how)
+    def attention(*args: Any, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
+        call = Call(*args)._replace(scale=scale, gqa=enable_gqa)
+        if _UNSQUEEZES and all(tensor.dim() == 3 for tensor in call[:3]):
+            four = (tensor.unsqueeze(0) for tensor in call[:3])
+            return attention(*four, *args[3:], scale=scale, enable_gqa=enable_gqa).squeeze(0)
+        kernel = choose(device, call)
         device.assume(f"attention ran with the {kernel} kernel, as torch {torch.__version__} chooses it for this GPU")
-        needs_grad = _trained(query, key, value)
-        mask = _additive(attn_mask, query.dtype)
+        needs_grad = call.trained
+        mask = _additive(call.mask, call.query.dtype)
         if kernel is AttentionKernel.FLASH:
-            return _flash_attention(query, key, value, dropout_p, is_causal, scale)
+            return _flash_attention(call)
         if kernel is AttentionKernel.CUDNN:
             out: tuple[Tensor, ...] = aten._scaled_dot_product_cudnn_attention(
-                query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
+                *call[:3], mask, needs_grad, call.dropout, call.causal, False, scale=scale
             )
             return out[0]
         if kernel is AttentionKernel.EFFICIENT:
-            mask = None if mask is None else _prepared(mask, query, key)
+            mask = None if mask is None else _prepared(mask, call.query, call.key)
             out = aten._scaled_dot_product_efficient_attention(
-                query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
+                *call[:3], mask, needs_grad, call.dropout, call.causal, scale=scale
             )
             return out[0]
         with additions.of_a_product():
-            return _plain(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+            out = aten._scaled_dot_product_attention_math(
+                *call[:3], mask, call.dropout, call.causal, None, scale=scale, enable_gqa=enable_gqa
+            )
+            return out[0]
 
     if device.label == "cuda":  # inside another op, autograd does not see the op
         mode.special[aten.scaled_dot_product_attention.default] = lambda func, args, kwargs: attention(*args, **kwargs)
@@ -221,20 +203,10 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
     return added("torch.library", "Library", give_back(library))
 
 
-def _on_cpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+def _on_cpu(*args: Any, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
     """The CPU's own kernel, for runs compared with the CPU profiler."""
-    attention = aten._scaled_dot_product_flash_attention_for_cpu
-    out: Tensor = attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    call, attention = Call(*args), aten._scaled_dot_product_flash_attention_for_cpu
+    out: Tensor = attention(*call[:3], call.dropout, call.causal, attn_mask=call.mask, scale=scale)[0]
     return out
 
 
@@ -249,35 +221,21 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _prepared(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """A mask for the memory-efficient kernel (``preprocess_mask``): padded before it is expanded."""
     if mask.stride(-1) != 1 or any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:-1]):
+        # Padded and cut again, so that each row begins at an aligned address.
         columns = mask.shape[-1]
         mask = torch.nn.functional.pad(mask, (0, _MASK_ALIGNMENT - columns % _MASK_ALIGNMENT))[..., :columns]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-def _flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float | None
-) -> Tensor:
+def _flash_attention(call: Call) -> Tensor:
     """Attention by the flash kernel, which needs head sizes that are a multiple of 8 (``pad_last_dim``)."""
+    query, key, value, scale = *call[:3], call.scale
     width = query.shape[-1]
     short = -width % 8
     if short:
+        # The default scale is that of the head before it is padded.
         scale = scale if scale is not None else width**-0.5
         query, key, value = (torch.nn.functional.pad(tensor, (0, short)) for tensor in (query, key, value))
-    out: Tensor = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
+    attention = aten._scaled_dot_product_flash_attention
+    out: Tensor = attention(query, key, value, call.dropout, call.causal, False, scale=scale)[0]
     return out[..., :width] if short else out
-
-
-def _plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    gqa: bool,
-) -> Tensor:
-    out: Tensor = aten._scaled_dot_product_attention_math(
-        query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=gqa
-    )[0]
-    return out

@@ -7,7 +7,7 @@ script see the device too: a dispatch mode is per thread, and weight loaders use
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -17,23 +17,11 @@ import torch
 
 from ampmem.errors import UsageError
 from ampmem.own_code import script_line
-from ampmem.patching import patch, put_in, replace_all
+from ampmem.patching import Undo, patch, put_in, replace_all, undone_together
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.memory.order import DEFAULT, Reached
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.general import (
-    ACCELERATOR_SETTINGS,
-    DEVICE_GUARD,
-    DUMP_SNAPSHOT,
-    LAZY_CALL,
-    LAZY_INIT,
-    RAW_STREAM,
-    RECORD_HISTORY,
-    SET_SETTINGS,
-    SLEEP,
-    SNAPSHOT,
-    THREAD_STARTS,
-)
+from ampmem.simulator.private import general
 from ampmem.simulator.torch_cuda import compiled, derivatives, tensors, triton, types, unsupported
 from ampmem.simulator.torch_cuda.properties import properties
 from ampmem.simulator.where import stop
@@ -46,30 +34,29 @@ if TYPE_CHECKING:
 _SNAPSHOTS = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one from the recording"
 
 
-def install(mode: SimulatedMode, *, alone: bool, cache: Path | None) -> Callable[[], None]:
+@undone_together
+def install(mode: SimulatedMode, *, alone: bool, cache: Path | None) -> Iterator[Undo]:
     """Replace the functions of ``torch.cuda``, and of tensors on the device; returns the undo.
 
     ``alone`` if no other ranks are simulated. ``cache`` is the folder for what the compiler keeps.
     """
     device = mode.device_model
-    with ExitStack() as undo:
-        undo.callback(replace_all((torch.cuda,), _queries(device) | _actions()))
-        undo.callback(replace_all((torch.cuda, torch.cuda.memory), _memory(device)))
-        owner, sets, gets = ACCELERATOR_SETTINGS
-        undo.callback(replace_all((owner,), {sets: _settings(device), gets: lambda: device.in_force[1]}))
-        undo.callback(replace_all((torch.cuda, torch.cuda.random), _random(device)))
-        undo.callback(replace_all((torch.cuda.nvtx,), _nvtx()))
-        undo.callback(replace_all((torch.accelerator,), _accelerator(device)))
-        undo.callback(_install_streams(device))
-        undo.callback(replace_all((torch.backends.cudnn,), _CUDNN))
-        undo.callback(tensors.install(mode))
-        undo.callback(types.install())
-        undo.callback(triton.install(mode))
-        undo.callback(derivatives.install(mode))
-        undo.callback(_share_with_threads(mode))
-        undo.callback(compiled.install(mode, cache))
-        undo.callback(unsupported.install(alone=alone))
-        return undo.pop_all().close
+    yield replace_all((torch.cuda,), _queries(device) | _actions())
+    yield replace_all((torch.cuda, torch.cuda.memory), _memory(device))
+    owner, sets, gets = general.ACCELERATOR_SETTINGS
+    yield replace_all((owner,), {sets: _settings(device), gets: lambda: device.in_force[1]})
+    yield replace_all((torch.cuda, torch.cuda.random), _random(device))
+    yield replace_all((torch.cuda.nvtx,), _nvtx())
+    yield replace_all((torch.accelerator,), _accelerator(device))
+    yield _install_streams(device)
+    yield replace_all((torch.backends.cudnn,), _CUDNN)
+    yield tensors.install(mode)
+    yield types.install()
+    yield triton.install(mode)
+    yield derivatives.install(mode)
+    yield _share_with_threads(mode)
+    yield compiled.install(mode, cache)
+    yield unsupported.install(alone=alone)
 
 
 def _queries(device: SimulatedDevice) -> dict[str, Any]:
@@ -77,8 +64,8 @@ def _queries(device: SimulatedDevice) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        LAZY_INIT: lambda: None,
-        LAZY_CALL: lambda callable, **kwargs: None,
+        general.LAZY_INIT: lambda: None,
+        general.LAZY_CALL: lambda callable, **kwargs: None,
         "init": lambda: None,
         "device_count": lambda: here().local_size,
         "current_device": lambda: here().local_rank,
@@ -100,11 +87,11 @@ def _actions() -> dict[str, Any]:
         "set_device": check_device,
         "device": Region,
         "device_of": Region,
-        DEVICE_GUARD: Region,
+        general.DEVICE_GUARD: Region,
         "ipc_collect": lambda: None,
         "set_sync_debug_mode": lambda debug_mode: None,
         "get_sync_debug_mode": lambda: 0,
-        SLEEP: lambda cycles: None,
+        general.SLEEP: lambda cycles: None,
         "is_current_stream_capturing": lambda: False,
     }
 
@@ -127,18 +114,20 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
         # Noted here, too: the recording may stop the script before its dump.
         if enabled:
             simulated.not_written(
-                f"torch.cuda.memory.{RECORD_HISTORY} has no effect at {script_line()}, and {DUMP_SNAPSHOT} writes "
-                f"nothing: {_SNAPSHOTS}",
+                f"torch.cuda.memory.{general.RECORD_HISTORY} has no effect at {script_line()}, and "
+                f"{general.DUMP_SNAPSHOT} writes nothing: {_SNAPSHOTS}",
                 aloud=True,
             )
 
     def no_snapshot(filename: str = "dump_snapshot.pickle", **_: Any) -> None:
         simulated.not_written(
-            f"torch.cuda.memory.{DUMP_SNAPSHOT} wrote nothing at {script_line()}: {_SNAPSHOTS}", aloud=True
+            f"torch.cuda.memory.{general.DUMP_SNAPSHOT} wrote nothing at {script_line()}: {_SNAPSHOTS}", aloud=True
         )
 
     def empty_snapshot(*_: Any, **__: Any) -> dict[str, Any]:
-        simulated.not_written(f"torch.cuda.memory.{SNAPSHOT} was empty at {script_line()}: {_SNAPSHOTS}", aloud=True)
+        simulated.not_written(
+            f"torch.cuda.memory.{general.SNAPSHOT} was empty at {script_line()}: {_SNAPSHOTS}", aloud=True
+        )
         return {"segments": [], "device_traces": [[]], "allocator_settings": {}}
 
     total = device.gpu.total_memory
@@ -150,22 +139,22 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
         "max_memory_reserved": lambda device=None: counters.reserved_peak,
         "memory_cached": lambda device=None: counters.reserved,
         "max_memory_cached": lambda device=None: counters.reserved_peak,
-        "memory_stats": lambda device=None: allocator.statistics().memory_stats(),
+        "memory_stats": lambda device=None: counters.memory_stats(),
         "reset_peak_memory_stats": lambda device=None: counters.reset_peaks(),
         "reset_max_memory_allocated": lambda device=None: counters.reset_peaks(),
         "reset_max_memory_cached": lambda device=None: counters.reset_peaks(),
         "reset_accumulated_memory_stats": lambda device=None: None,
         "empty_cache": device.empty_cache,
         "mem_get_info": mem_get_info,
-        "memory_summary": lambda device=None, abbreviated=False: str(allocator.statistics()),
+        "memory_summary": lambda device=None, abbreviated=False: str(counters.memory_stats()),
         "set_per_process_memory_fraction": set_fraction,
         "get_per_process_memory_fraction": lambda device=None: allocator.settings.memory_fraction or 1.0,
         "get_allocator_backend": lambda: "native",
         "memory_snapshot": lambda *_, **__: [],
-        RECORD_HISTORY: no_history,
-        SNAPSHOT: empty_snapshot,
-        SET_SETTINGS: _settings(device),
-        DUMP_SNAPSHOT: no_snapshot,
+        general.RECORD_HISTORY: no_history,
+        general.SNAPSHOT: empty_snapshot,
+        general.SET_SETTINGS: _settings(device),
+        general.DUMP_SNAPSHOT: no_snapshot,
     }
 
 
@@ -174,7 +163,7 @@ def _settings(device: SimulatedDevice) -> Callable[[str], None]:
 
     def set_settings(env: str) -> None:
         try:
-            device.configure(env, f"torch.cuda.memory.{SET_SETTINGS}")
+            device.configure(env, f"torch.cuda.memory.{general.SET_SETTINGS}")
         except UsageError as error:
             raise stop(str(error)) from None
 
@@ -384,7 +373,7 @@ def _install_streams(device: SimulatedDevice) -> Callable[[], None]:
         undo.callback(replace_all((torch.cuda,), regions | wait | default))
         undo.callback(replace_all((torch.accelerator,), {"current_stream": current, "set_stream": enter} | wait))
         undo.callback(replace_all((torch,), {"Stream": stream, "Event": event}))
-        undo.callback(put_in(*RAW_STREAM, lambda where: device.order.current()))
+        undo.callback(put_in(*general.RAW_STREAM, lambda where: device.order.current()))
         return undo.pop_all().close
 
 
@@ -410,9 +399,10 @@ def _share_with_threads(mode: SimulatedMode) -> Callable[[], None]:
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         def start(thread: threading.Thread) -> None:
             mode.shared = True
+            # Dispatch modes are per thread: without this one the thread's ops would look for a real GPU.
             with mode:
                 original(thread)
 
         return start
 
-    return patch(*THREAD_STARTS, wrapper)
+    return patch(*general.THREAD_STARTS, wrapper)

@@ -7,7 +7,6 @@ has saved. Elsewhere, as in a block of code in the user's process, saving made-u
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
@@ -15,7 +14,7 @@ import pickle
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, cast
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 
 from ampmem.output import copy_with_holes
-from ampmem.patching import Undo, replace_all
+from ampmem.patching import Undo, in_place_of, replace_all, undone_together
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import general
 from ampmem.simulator.private.general import FakeTensor, tree_leaves, tree_map, without_modes
@@ -36,49 +35,41 @@ _REFUSED = (
 )
 
 
-def install(mode: SimulatedMode) -> Undo:
+@undone_together
+def install(mode: SimulatedMode) -> Iterator[Undo]:
     """Install all of it; returns the undo."""
-    with ExitStack() as undo:
-        how = _Saving() if mode.saves else _Refusing(mode)
-        load = _load(torch.load)
-        undo.callback(replace_all((torch, torch.serialization), {"save": how.save(torch.save), "load": load}))
-        if importlib.util.find_spec("safetensors") is not None:
-            import safetensors.torch
+    how = _Saving() if mode.saves else _Refusing(mode)
+    own = {"save": in_place_of(torch.save, how.save), "load": in_place_of(torch.load, _load)}
+    yield replace_all((torch, torch.serialization), own)
+    if importlib.util.find_spec("safetensors") is not None:
+        import safetensors.torch
 
-            undo.callback(replace_all((safetensors.torch,), how.safetensors(safetensors.torch)))
-        if isinstance(how, _Refusing):
-            undo.callback(how.install())
-        return undo.pop_all().close
+        yield replace_all((safetensors.torch,), how.safetensors(safetensors.torch))
+    if isinstance(how, _Refusing):
+        yield how.install()
 
 
 class _Saving:
     """Writes tensors without values as holes in files, which take no space."""
 
-    def save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         """``torch.save``. It has one file format for them: the older one cannot leave values out."""
-
-        @functools.wraps(original)
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            if not any(isinstance(leaf, FakeTensor) for leaf in _leaves(obj)):
-                return original(obj, f, *args, **kwargs)
-            kwargs.pop(general.OLD_FORMAT, None)
-            with general.saving_without_values():
-                return original(obj, f, *args[:2], **kwargs)
-
-        return save
+        if not any(isinstance(leaf, FakeTensor) for leaf in _leaves(obj)):
+            return original(obj, f, *args, **kwargs)
+        kwargs.pop(general.OLD_FORMAT, None)
+        with general.saving_without_values():
+            return original(obj, f, *args[:2], **kwargs)
 
     def safetensors(self, module: Any) -> dict[str, Any]:
         """safetensors' function that writes a file."""
-        original, names = module.save_file, general.names_of_safetensors(module)
+        names = general.names_of_safetensors(module)
 
-        @functools.wraps(original)
-        def save_file(tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Any = None) -> Any:
+        def save_file(original: Any, tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Any = None) -> Any:
             if not any(isinstance(tensor, FakeTensor) for tensor in tensors.values()):
                 return original(tensors, filename, metadata)
-            _write_safetensors(tensors, filename, metadata, names)
-            return None
+            return _write_safetensors(tensors, filename, metadata, names)
 
-        return {"save_file": save_file}
+        return {"save_file": in_place_of(module.save_file, save_file)}
 
 
 def _write_safetensors(
@@ -102,6 +93,7 @@ def _write_safetensors(
             if not isinstance(tensor, FakeTensor):
                 file.seek(begun + header[name]["data_offsets"][0])
                 file.write(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        # What was not written is a hole, which takes no space and reads as zeros.
         file.truncate(begun + at)
 
 
@@ -112,37 +104,34 @@ class _Refusing:
         self._mode = mode
         self._pickling = threading.local()
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """The writers of pickle and numpy."""
         self._mode.made_up.follow = True
-        with ExitStack() as undo:
-            undo.callback(replace_all((pickle,), self._pickles()))
-            undo.callback(replace_all((torch.Tensor,), {"numpy": self._numpy(), "__reduce_ex__": self._reduce()}))
-            undo.callback(replace_all((np,), {name: self._writer(name) for name in _WRITERS}))
-            undo.callback(replace_all((np.memmap,), {"__setitem__": self._assigned(np.memmap.__setitem__)}))
-            return undo.pop_all().close
+        yield replace_all((pickle,), self._pickles())
+        tensor: Any = torch.Tensor
+        own = {"numpy": self._numpy, "__reduce_ex__": self._reduce_ex}
+        made = {name: in_place_of(getattr(tensor, name), function) for name, function in own.items()}
+        yield replace_all((tensor,), made)
+        writers = {name: in_place_of(getattr(np, name), self._write) for name in _WRITERS}
+        yield replace_all((np,), writers)
+        assign = in_place_of(np.memmap.__setitem__, self._assign)
+        yield replace_all((np.memmap,), {"__setitem__": assign})
 
-    def save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(self, original: Callable[..., Any], obj: Any, *args: Any, **kwargs: Any) -> Any:
         """``torch.save``."""
-
-        @functools.wraps(original)
-        def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            self._check("torch.save", _leaves(obj))
-            return original(obj, *args, **kwargs)
-
-        return save
+        self._check("torch.save", _leaves(obj))
+        return original(obj, *args, **kwargs)
 
     def safetensors(self, module: Any) -> dict[str, Any]:
         """safetensors' function that each of its writers calls for a tensor."""
         name = next(name for name in general.SAFETENSORS_ARRAYS if hasattr(module, name))
-        original = getattr(module, name)
 
-        @functools.wraps(original)
-        def to_array(tensor: torch.Tensor, *of: str) -> Any:
+        def to_array(original: Any, tensor: torch.Tensor, *of: str) -> Any:
             self._check("safetensors", [tensor])
             return original(tensor, *of)
 
-        return {name: to_array}
+        return {name: in_place_of(getattr(module, name), to_array)}
 
     def _check(self, what: str, leaves: Iterable[Any]) -> None:
         if any(map(self._made_up, leaves)):
@@ -155,43 +144,22 @@ class _Refusing:
             value = value.base  # a view; the array of a tensor has the tensor here
         return isinstance(value, torch.Tensor) and (isinstance(value, FakeTensor) or value in self._mode.made_up)
 
-    def _writer(self, name: str) -> Callable[..., Any]:
-        original = getattr(np, name)
+    def _write(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._check(f"numpy.{original.__name__}", tree_leaves((args, kwargs)))
+        return original(*args, **kwargs)
 
-        @functools.wraps(original)
-        def write(*args: Any, **kwargs: Any) -> Any:
-            self._check(f"numpy.{name}", tree_leaves((args, kwargs)))
-            return original(*args, **kwargs)
+    def _assign(self, original: Any, array: Any, place: Any, value: Any) -> None:
+        self._check("numpy.memmap", [value])
+        original(array, place, value)
 
-        return write
+    def _numpy(self, original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        array = original(tensor, *args, **kwargs)
+        return array.view(MadeUp) if tensor in self._mode.made_up else array
 
-    def _assigned(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def assign(array: Any, place: Any, value: Any) -> None:
-            self._check("numpy.memmap", [value])
-            original(array, place, value)
-
-        return assign
-
-    def _numpy(self) -> Callable[..., Any]:
-        original = torch.Tensor.numpy
-
-        @functools.wraps(original)
-        def numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            array = original(tensor, *args, **kwargs)
-            return array.view(MadeUp) if tensor in self._mode.made_up else array
-
-        return numpy
-
-    def _reduce(self) -> Callable[..., Any]:
-        original: Any = torch.Tensor.__reduce_ex__
-
-        @functools.wraps(original)
-        def reduce(tensor: torch.Tensor, protocol: Any) -> Any:
-            if getattr(self._pickling, "depth", 0):
-                self._check("pickle", [tensor])
-            return original(tensor, protocol)
-
-        return reduce
+    def _reduce_ex(self, original: Any, tensor: torch.Tensor, protocol: Any) -> Any:
+        if getattr(self._pickling, "depth", 0):
+            self._check("pickle", [tensor])
+        return original(tensor, protocol)
 
     def _pickles(self) -> dict[str, Any]:
         refusing, kind = self, cast(Any, pickle.Pickler)
@@ -204,16 +172,13 @@ class _Refusing:
                 with refusing._at_pickling():
                     super().dump(obj)
 
-        def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def dump(obj: Any, *args: Any, **kwargs: Any) -> Any:
-                self._check("pickle", tree_leaves(obj))
-                with self._at_pickling():
-                    return original(obj, *args, **kwargs)
+        def guarded(original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+            self._check("pickle", tree_leaves(obj))
+            with self._at_pickling():
+                return original(obj, *args, **kwargs)
 
-            return dump
-
-        return {"Pickler": Pickler, "dump": guarded(pickle.dump), "dumps": guarded(pickle.dumps)}
+        writers = {name: in_place_of(getattr(pickle, name), guarded) for name in ("dump", "dumps")}
+        return {"Pickler": Pickler, **writers}
 
     @contextmanager
     def _at_pickling(self) -> Iterator[None]:
@@ -243,25 +208,20 @@ def _leaves(obj: Any) -> Iterable[Any]:
     return obj.parameters() if isinstance(obj, torch.nn.Module) else tree_leaves(obj)
 
 
-def _load(original: Callable[..., Any]) -> Callable[..., Any]:
+def _load(original: Callable[..., Any], f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     """``torch.load`` as on a machine with the GPU."""
+    places: dict[int, str] = {}
 
-    @functools.wraps(original)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        places: dict[int, str] = {}
+    def locate(storage: Any, location: str) -> Any:
+        chosen = _location(map_location, storage, location)
+        if isinstance(chosen, str):
+            places[storage.data_ptr()] = chosen
+            return storage
+        return chosen
 
-        def locate(storage: Any, location: str) -> Any:
-            chosen = _location(map_location, storage, location)
-            if isinstance(chosen, str):
-                places[storage.data_ptr()] = chosen
-                return storage
-            return chosen
-
-        with _mapped(f) as file, without_modes():
-            loaded = original(file, locate, *args, **kwargs | ({} if file is f else {"mmap": True}))
-        return _placed(loaded, {address for address, place in places.items() if torch.device(place).type == "cuda"})
-
-    return load
+    with _mapped(f) as file, without_modes():
+        loaded = original(file, locate, *args, **kwargs | ({} if file is f else {"mmap": True}))
+    return _placed(loaded, {address for address, place in places.items() if torch.device(place).type == "cuda"})
 
 
 @contextmanager
@@ -292,6 +252,7 @@ def _placed(loaded: Any, addresses: set[int]) -> Any:
         if not isinstance(leaf, torch.Tensor) or not goes(leaf):
             return leaf
         key = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype)
+        # What shares memory in the file shares it on the device.
         if key not in moved:
             there = leaf.detach().to("cuda")
             parameter = isinstance(leaf, torch.nn.Parameter)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -20,18 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampmem.patching import added, patch
+from ampmem.patching import Undo, added, patch, undone_together
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.general import (
-    COPIED,
-    FLATTEN,
-    FakeTensor,
-    flat_weights,
-    replace_layers,
-    storage_key,
-    without_autocast,
-)
+from ampmem.simulator.private import general
+from ampmem.simulator.private.general import FakeTensor, storage_key, without_autocast
 
 aten = torch.ops.aten
 
@@ -50,7 +42,7 @@ _SCATTERED = "the weights of a recurrent layer are not contiguous in memory, so 
 WORKSPACES = "cuDNN's workspaces in recurrent layers"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Call:
     """The arguments of a module's call of cuDNN. ``steps`` are a packed batch's sizes, empty for a padded batch."""
 
@@ -72,30 +64,23 @@ class _Call:
         """The layers; the projection is derived from the states, as in torch."""
         width = self.hidden.shape[2]
         hidden = width if self.cell is None else self.cell.shape[2]
-        return Layers(
-            kind=self.kind,
-            width=self.source.shape[-1],
-            hidden=hidden,
-            projection=0 if hidden == width else width,
-            layers=self.layers,
-            directions=1 + self.bidirectional,
-        )
+        projection = 0 if hidden == width else width
+        return Layers(self.kind, self.source.shape[-1], hidden, projection, self.layers, 1 + self.bidirectional)
 
 
-def install(mode: SimulatedMode) -> Callable[[], None]:
+@undone_together
+def install(mode: SimulatedMode) -> Iterator[Undo]:
     """Install cuDNN's ops, and the functions by which modules call them; returns the undo."""
     dropout = _Dropout(mode.device_model)
     answers: dict[Any, Callable[..., Any]] = {
         aten._cudnn_rnn.default: functools.partial(_forward, mode.device_model),
         aten._cudnn_rnn_backward.default: _backward,
     }
-    with ExitStack() as undo:
-        undo.callback(replace_layers(tuple(_KINDS), functools.partial(_layer, mode.device_model, dropout)))
-        undo.callback(patch(*FLATTEN, _flatten))
-        undo.callback(patch(*COPIED, _copied))
-        mode.answers.update(answers)
-        undo.callback(added("ops of cuDNN", "recurrent layers", lambda: [mode.answers.pop(op) for op in answers]))
-        return undo.pop_all().close
+    yield general.replace_layers(tuple(_KINDS), functools.partial(_layer, mode.device_model, dropout))
+    yield patch(*general.FLATTEN, _flatten)
+    yield patch(*general.COPIED, _copied)
+    mode.answers.update(answers)
+    yield added("ops of cuDNN", "recurrent layers", lambda: [mode.answers.pop(op) for op in answers])
 
 
 # -- the parameters ---------------------------------------------------------------------------------
@@ -104,20 +89,13 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
 def _flatten(original: Callable[[nn.RNNBase], None]) -> Callable[[nn.RNNBase], None]:
     @functools.wraps(original)
     def flatten_parameters(module: nn.RNNBase) -> None:
-        weights, count = flat_weights(module)
+        weights, count = general.flat_weights(module)
         if not any(isinstance(weight, FakeTensor) for weight in weights):
             original(module)
         elif len(weights) == count and _can_be_packed(weights):
-            layers = Layers(
-                kind=_MODES[module.mode],
-                width=module.input_size,
-                hidden=module.hidden_size,
-                projection=module.proj_size,
-                layers=module.num_layers,
-                directions=1 + module.bidirectional,
-            )
+            sizes = (module.input_size, module.hidden_size, module.proj_size, module.num_layers)
             with torch.no_grad():
-                _pack(weights, layers, module.bias)
+                _pack(weights, Layers(_MODES[module.mode], *sizes, 1 + module.bidirectional), module.bias)
 
     return flatten_parameters
 
@@ -215,21 +193,8 @@ def _call(kind: int, args: Sequence[Any]) -> _Call:
         batch_sizes, states, weights, *rest = args[1:]
         steps = tuple(batch_sizes.tolist())
     hidden, cell = states if kind == _KINDS["lstm"] else (states, None)
-    biases, layers, dropout, train, bidirectional = rest
-    return _Call(
-        kind=kind,
-        source=args[0],
-        steps=steps,
-        hidden=hidden,
-        cell=cell,
-        weights=weights,
-        biases=biases,
-        layers=layers,
-        dropout=dropout,
-        train=train,
-        bidirectional=bidirectional,
-        batch_first=batch_first,
-    )
+    biases, layers, dropout, train, both_ways = rest
+    return _Call(kind, args[0], steps, hidden, cell, weights, biases, layers, dropout, train, both_ways, batch_first)
 
 
 def _cast_and_run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -> tuple[Tensor, ...]:
@@ -285,14 +250,7 @@ def _forward(device: SimulatedDevice, func: Any, args: Sequence[Any], kwargs: An
     """``_cudnn_rnn``: output, last states, the reserve for backward, and the buffer of the weights."""
     source, _, _, buffer, hidden, cell, kind, width, projection, layers, batch_first = args[:11]
     dropout, train, bidirectional, steps = args[11:15]
-    shape = Layers(
-        kind=kind,
-        width=source.shape[-1],
-        hidden=width,
-        projection=projection,
-        layers=layers,
-        directions=1 + bidirectional,
-    )
+    shape = Layers(kind, source.shape[-1], width, projection, layers, 1 + bidirectional)
     turned = batch_first and not steps
     x = (source.transpose(0, 1) if turned else source).contiguous()
     output = x.new_empty((*x.shape[:-1], shape.output * shape.directions))
@@ -360,7 +318,7 @@ _DROPOUT_STATE = 48 << 10
 """Bytes of cuDNN's dropout state per SM: 6,488,064 for the 132 of an H200."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Layers:
     """The layers of one module. ``width`` is that of the input; ``projection`` is 0 without one."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import FrameType, ModuleType
 from typing import Any
@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from ampmem.own_code import OWN_FOLDERS, is_torch
-from ampmem.patching import added, put_in, replace_all
-from ampmem.simulator.device import SimulatedDevice
+from ampmem.patching import Undo, added, in_place_of, put_in, replace_all, undone_together
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import general
 from ampmem.simulator.private.general import FAKE_TENSOR_MODULES, FakeTensor
@@ -30,20 +29,13 @@ aten = torch.ops.aten
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
     """Install all of it; returns the undo."""
-    device = mode.device_model
+
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        mode.device_model.record_stream(tensor.untyped_storage(), stream.stream_id)
+
     with ExitStack() as undo:
-        undo.callback(
-            replace_all(
-                (torch.Tensor,),
-                _pinned(mode.pinned)
-                | {
-                    "record_stream": lambda tensor, stream: device.record_stream(
-                        tensor.untyped_storage(), stream.stream_id
-                    ),
-                },
-            )
-        )
-        undo.callback(replace_all((torch.Tensor,), {"data": _data()}))
+        plain = _pinned(mode.pinned) | {"record_stream": record_stream, "data": _data()}
+        undo.callback(replace_all((torch.Tensor,), plain))
         methods = {
             "__format__": _format,
             "data_ptr": lambda tensor: 0,  # torch would warn, and clones if it is 0
@@ -52,10 +44,9 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(replace_all((FakeTensor,), methods))
         undo.callback(put_in(FakeTensor, "__copy__", _copy))
         undo.callback(general.read_in_lists(functools.partial(_read, mode)))
-        undo.callback(replace_all((torch.UntypedStorage,), _storage_writes(mode) | {"data_ptr": _address(device)}))
-        undo.callback(replace_all((torch.TypedStorage,), _typed_storage_writes(mode)))
-        undo.callback(replace_all((torch,), {"ctc_loss": _ctc_loss(mode)}))
-        undo.callback(replace_all((torch.nn.functional,), {"one_hot": _one_hot()}))
+        for owner, own in _replacements(mode):
+            made = {name: in_place_of(getattr(owner, name), function) for name, function in own.items()}
+            undo.callback(replace_all((owner,), made))
         undo.callback(_generators())
         undo.callback(_hide_fakes())
         undo.callback(replace_all((torch.nn.parallel.comm,), {"scatter": _scatter}))
@@ -81,85 +72,61 @@ def _pinned(pinned: weakref.WeakSet[torch.UntypedStorage]) -> dict[str, Any]:
     return {"pin_memory": pin_memory, "is_pinned": is_pinned}
 
 
-def _address(device: SimulatedDevice) -> Any:
-    """``UntypedStorage.data_ptr`` with an address for memory without values: libraries tell shared tensors by it."""
-    original = torch.UntypedStorage.data_ptr
+def _replacements(mode: SimulatedMode) -> Iterator[tuple[Any, dict[str, Callable[..., Any]]]]:
+    """The replacements of functions and methods, by owner and name; each gets the original first."""
+    device = mode.device_model
 
-    @functools.wraps(original)
-    def data_ptr(storage: torch.UntypedStorage) -> int:
+    def data_ptr(original: Any, storage: torch.UntypedStorage) -> int:
+        """An address also for memory without values: libraries tell shared tensors by it."""
         return original(storage) if storage.device.type != "meta" else device.address(storage)
 
-    return data_ptr
+    def write(original: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        mode.forget(storage)
+        result = original(storage, *args, **kwargs)
+        device.resized(storage)  # FSDP2 frees and allocates memory by ``resize_``
+        return result
+
+    def write_typed(original: Any, storage: torch.TypedStorage, *args: Any, **kwargs: Any) -> Any:
+        result = original(storage, *args, **kwargs)  # it warns of its deprecation, as the next line would
+        mode.forget(storage.untyped())
+        return result
+
+    # Methods of storages are not ops, so no dispatch mode sees that they write.
+    written = dict.fromkeys(("resize_", "fill_", "copy_", "__setitem__"), write)
+    yield torch.UntypedStorage, {"data_ptr": data_ptr, **written}
+    yield torch.TypedStorage, dict.fromkeys(("fill_", "__setitem__"), write_typed)
+    yield torch, {"ctc_loss": functools.partial(_ctc_loss, mode)}
+    yield torch.nn.functional, {"one_hot": _one_hot}
 
 
-def _storage_writes(mode: SimulatedMode) -> dict[str, Any]:
-    """Methods of storages that write. They are not ops, so no dispatch mode sees them."""
-
-    def forgetting(name: str) -> Any:
-        original = getattr(torch.UntypedStorage, name)
-
-        @functools.wraps(original)
-        def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            mode.forget(storage)
-            result = original(storage, *args, **kwargs)
-            mode.device_model.resized(storage)  # FSDP2 frees and allocates memory by ``resize_``
-            return result
-
-        return method
-
-    return {name: forgetting(name) for name in ("resize_", "fill_", "copy_", "__setitem__")}
-
-
-def _typed_storage_writes(mode: SimulatedMode) -> dict[str, Any]:
-    """Methods of typed storages that write; their other methods use these."""
-
-    def forgetting(name: str) -> Any:
-        original = getattr(torch.TypedStorage, name)
-
-        @functools.wraps(original)
-        def method(storage: torch.TypedStorage, *args: Any, **kwargs: Any) -> Any:
-            result = original(storage, *args, **kwargs)  # it warns of its deprecation, as the next line would
-            mode.forget(storage.untyped())
-            return result
-
-        return method
-
-    return {name: forgetting(name) for name in ("fill_", "__setitem__")}
-
-
-def _ctc_loss(mode: SimulatedMode) -> Any:
+def _ctc_loss(
+    mode: SimulatedMode,
+    original: Any,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    inputs: Any,
+    lengths: Any,
+    *how: Any,
+    **named: Any,
+) -> Any:
     """``torch.ctc_loss`` with the lengths as numbers, as the host reads them on a GPU.
 
     Unknown lengths are assumed to be the maximum.
     """
-    original = torch.ctc_loss
-
-    @functools.wraps(original)
-    def ctc_loss(
-        log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, lengths: Any, *how: Any, **named: Any
-    ) -> Any:
-        if isinstance(log_probs, FakeTensor) and isinstance(lengths, torch.Tensor):
-            batch = log_probs.shape[1] if log_probs.dim() > 2 else 1
-            longest = targets.shape[1] if targets.dim() > 1 else -(-targets.numel() // batch)
-            inputs = _lengths(mode, inputs, batch, log_probs.shape[0])
-            lengths = _lengths(mode, lengths, batch, longest)
-        return original(log_probs, targets, inputs, lengths, *how, **named)
-
-    return ctc_loss
+    if isinstance(log_probs, FakeTensor) and isinstance(lengths, torch.Tensor):
+        batch = log_probs.shape[1] if log_probs.dim() > 2 else 1
+        longest = targets.shape[1] if targets.dim() > 1 else -(-targets.numel() // batch)
+        inputs = _lengths(mode, inputs, batch, log_probs.shape[0])
+        lengths = _lengths(mode, lengths, batch, longest)
+    return original(log_probs, targets, inputs, lengths, *how, **named)
 
 
-def _one_hot() -> Any:
+def _one_hot(original: Any, tensor: torch.Tensor, num_classes: int = -1) -> Any:
     """``one_hot`` as for plain GPU tensors; for subclasses such as :class:`FakeTensor` torch compares instead."""
-    original = torch.nn.functional.one_hot
-
-    @functools.wraps(original)
-    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-        known = num_classes > 0 and tensor.dtype == torch.int64 and tensor.numel()
-        if not (known and isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"):
-            return original(tensor, num_classes)
-        return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)
-
-    return one_hot
+    known = num_classes > 0 and tensor.dtype == torch.int64 and tensor.numel()
+    if not (known and isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"):
+        return original(tensor, num_classes)
+    return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)
 
 
 def _lengths(mode: SimulatedMode, lengths: torch.Tensor, batch: int, most: int) -> list[int]:
@@ -310,12 +277,11 @@ class _Module(ModuleType):
         return FakeTensor if is_torch(file) or file.startswith(OWN_FOLDERS) else _Traced
 
 
-def _hide_fakes() -> Callable[[], None]:
+@undone_together
+def _hide_fakes() -> Iterator[Undo]:
     """Make libraries see what they would see on a GPU; returns the undo."""
-    with ExitStack() as undo:
-        for module in FAKE_TENSOR_MODULES:
-            undo.callback(added(module.__name__, "FakeTensor", _changed(module)))
-        return undo.pop_all().close
+    for module in FAKE_TENSOR_MODULES:
+        yield added(module.__name__, "FakeTensor", _changed(module))
 
 
 def _changed(module: ModuleType) -> Callable[[], None]:

@@ -7,14 +7,13 @@ tensors that it was given are unknown afterwards.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from ampmem.patching import added, patch
+from ampmem.patching import Undo, added, patch, undone_together
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.general import driver_of_triton, launches_of_triton, tree_leaves
 from ampmem.simulator.torch_cuda.properties import properties
@@ -22,16 +21,15 @@ from ampmem.simulator.torch_cuda.properties import properties
 _NOTHING = "Triton kernels did nothing, because a simulated device computes nothing; their FLOPs are not counted"
 
 
-def install(mode: SimulatedMode) -> Callable[[], None]:
+@undone_together
+def install(mode: SimulatedMode) -> Iterator[Undo]:
     """Make launches of kernels do nothing; returns the undo. Without Triton there is nothing to do."""
     driver, former = driver_of_triton()
-    with ExitStack() as undo:
-        for place in launches_of_triton():
-            undo.callback(patch(*place, functools.partial(_doing_nothing, mode)))
-        if driver is not None:
-            driver.set_active(_driver(mode))
-            undo.callback(added("triton.runtime", "driver", lambda: driver.set_active(former)))
-        return undo.pop_all().close
+    for place in launches_of_triton():
+        yield patch(*place, functools.partial(_doing_nothing, mode))
+    if driver is not None:
+        driver.set_active(_driver(mode))
+        yield added("triton.runtime", "driver", lambda: driver.set_active(former))
 
 
 def _doing_nothing(mode: SimulatedMode, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,6 +37,7 @@ def _doing_nothing(mode: SimulatedMode, original: Callable[..., Any]) -> Callabl
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
         mode.device_model.assume(_NOTHING)
         for leaf in tree_leaves((args, kwargs)):
+            # A launch does not say which of its tensors the kernel writes to.
             if isinstance(leaf, torch.Tensor):
                 mode.forget(leaf.untyped_storage())
 

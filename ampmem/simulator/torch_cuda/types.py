@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ampmem.patching import added, patch, replace_all
+from ampmem.patching import added, in_place_of, patch, replace_all
 from ampmem.simulator.private.general import DEFAULT_TYPE, FakeTensor
 
 _PREFIX = "torch.cuda."
@@ -48,9 +48,10 @@ def install() -> Callable[[], None]:
     types = {name: _Type(name, (), {"dtype": dtype, "__module__": "torch.cuda"}) for name, dtype in _TYPES.items()}
     with ExitStack() as undo:
         undo.callback(replace_all((torch.cuda,), types))
+        # Closed at each call, so that only the last type stays the default.
         chosen = undo.enter_context(ExitStack())
         undo.callback(patch(*DEFAULT_TYPE, functools.partial(_set_default, chosen)))
-        undo.callback(replace_all((torch.Tensor,), {"type": _type_of(torch.Tensor.type)}))
+        undo.callback(replace_all((torch.Tensor,), {"type": in_place_of(torch.Tensor.type, _type)}))
         return undo.pop_all().close
 
 
@@ -81,17 +82,12 @@ def _set_default(chosen: ExitStack, original: Callable[[Any], None]) -> Callable
     return set_default_tensor_type
 
 
-def _type_of(original: Callable[..., Any]) -> Callable[..., Any]:
+def _type(original: Any, tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **how: Any) -> Any:
     """``Tensor.type``: the name of the tensor's type, or the tensor as another type."""
-
-    @functools.wraps(original)
-    def type(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **how: Any) -> Any:
-        wanted = _dtype_of(dtype)
-        if wanted is not None:
-            return tensor.to("cuda", wanted, non_blocking=non_blocking)
-        if dtype is None and isinstance(tensor, FakeTensor):
-            place = _PREFIX if tensor.fake_device.type == "cuda" else "torch."
-            return place + next((name for name, kind in _TYPES.items() if kind is tensor.dtype), "Tensor")
-        return original(tensor, dtype, non_blocking, **how)
-
-    return type
+    wanted = _dtype_of(dtype)
+    if wanted is not None:
+        return tensor.to("cuda", wanted, non_blocking=non_blocking)
+    if dtype is None and isinstance(tensor, FakeTensor):
+        place = _PREFIX if tensor.fake_device.type == "cuda" else "torch."
+        return place + next((name for name, kind in _TYPES.items() if kind is tensor.dtype), "Tensor")
+    return original(tensor, dtype, non_blocking, **how)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from ampmem.patching import replace_all
+from ampmem.patching import Undo, in_place_of, replace_all, undone_together
 from ampmem.simulator.private.general import COMPILED_AT_RUN_TIME, FakeTensor
 from ampmem.simulator.where import stop
 
@@ -26,49 +26,44 @@ _DISTRIBUTED = (
 )
 
 
-def install(*, alone: bool) -> Callable[[], None]:
+@undone_together
+def install(*, alone: bool) -> Iterator[Undo]:
     """Install the refusals; returns the undo. ``alone`` if no other ranks are simulated."""
     cuda, distributed = torch.cuda, torch.distributed
-    with ExitStack() as undo:
-        graphs = ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle")
-        undo.callback(replace_all((cuda, cuda.graphs), _each_stops(cuda, graphs, _GRAPHS)))
-        pools = ("MemPool", "use_mem_pool")
-        undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda, pools, _POOLS)))
-        raw = ("caching_allocator_alloc", "caching_allocator_delete")
-        allocators = ("CUDAPluggableAllocator", "change_current_allocator", *raw)
-        undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda.memory, allocators, _ALLOCATORS)))
-        jitted = (COMPILED_AT_RUN_TIME, ("__call__",), _JITERATOR)
-        undo.callback(replace_all((COMPILED_AT_RUN_TIME,), _each_stops(*jitted)))
-        if alone and distributed.is_available():
-            undo.callback(_without_communication())
-        return undo.pop_all().close
+    graphs = ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle")
+    yield replace_all((cuda, cuda.graphs), _each_stops(cuda, graphs, _GRAPHS))
+    pools = ("MemPool", "use_mem_pool")
+    yield replace_all((cuda, cuda.memory), _each_stops(cuda, pools, _POOLS))
+    raw = ("caching_allocator_alloc", "caching_allocator_delete")
+    allocators = ("CUDAPluggableAllocator", "change_current_allocator", *raw)
+    yield replace_all((cuda, cuda.memory), _each_stops(cuda.memory, allocators, _ALLOCATORS))
+    jitted = (COMPILED_AT_RUN_TIME, ("__call__",), _JITERATOR)
+    yield replace_all((COMPILED_AT_RUN_TIME,), _each_stops(*jitted))
+    if alone and distributed.is_available():
+        yield _without_communication()
 
 
 def _without_communication() -> Callable[[], None]:
-    distributed = torch.distributed
-    start = distributed.init_process_group
+    distributed, parallel = torch.distributed, torch.nn.parallel.DistributedDataParallel
 
-    @functools.wraps(start)
-    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+    def start(original: Any, backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        # Other backends, such as gloo, work on the CPU, where tensors are real.
         if backend is None or any(name in str(backend) for name in ("nccl", "fake")):
             raise stop(_DISTRIBUTED)
-        return start(backend, *args, **kwargs)
+        return original(backend, *args, **kwargs)
 
-    parallel = torch.nn.parallel.DistributedDataParallel
-    wrap = parallel.__init__
-
-    @functools.wraps(wrap)
-    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    def init(original: Any, self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        # A model on the CPU is real, and gloo reduces its gradients.
         if any(isinstance(parameter, FakeTensor) for parameter in module.parameters()):
             raise stop(_DISTRIBUTED)
-        wrap(self, module, *args, **kwargs)
+        original(self, module, *args, **kwargs)
 
     with ExitStack() as undo:
-        owners = (distributed, distributed.distributed_c10d)
-        undo.callback(replace_all(owners, {"init_process_group": init_process_group}))
+        starts = {"init_process_group": in_place_of(distributed.init_process_group, start)}
+        undo.callback(replace_all((distributed, distributed.distributed_c10d), starts))
         meshes = (distributed, distributed.device_mesh)
         undo.callback(replace_all(meshes, _each_stops(distributed, ("init_device_mesh",), _DISTRIBUTED)))
-        undo.callback(replace_all((parallel,), {"__init__": init}))
+        undo.callback(replace_all((parallel,), {"__init__": in_place_of(parallel.__init__, init)}))
         return undo.pop_all().close
 
 

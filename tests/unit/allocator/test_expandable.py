@@ -23,7 +23,7 @@ def layout(block: Block) -> list[tuple[int, int]]:
 def test_memory_is_mapped_in_pages(size: int, page: int) -> None:
     allocator = expandable()
     block = allocator.malloc(size)
-    assert allocator.statistics().reserved_bytes.current == page
+    assert allocator.counters.reserved == page
     assert block.segment.page_size == page
     assert [(call.call, call.size) for call in allocator.driver.calls] == [(Call.SEGMENT_MAP, page)]
 
@@ -43,10 +43,10 @@ def test_a_segment_grows_behind_its_free_tail() -> None:
     first = allocator.malloc(4 * MIB)
     second = allocator.malloc(30 * MIB)
     assert second.address == first.address + 4 * MIB
-    statistics = allocator.statistics()
-    assert statistics.reserved_bytes.current == 40 * MIB
-    assert statistics.segment.peak == statistics.inactive_split.peak == 0
-    assert statistics.num_device_alloc == 2
+    counters = allocator.counters
+    assert counters.reserved == 40 * MIB
+    assert counters.segments_peak == counters.inactive_split_peak == 0
+    assert counters.num_device_alloc == 2
 
 
 def test_a_large_block_is_split_down_to_512_bytes() -> None:
@@ -96,7 +96,7 @@ def test_whole_pages_are_unmapped_and_mapped_again_from_the_lowest_address() -> 
     allocator.empty_cache()
     # 10 to 60 MiB were free: the pages from 20 to 60 go.
     assert layout(first) == [(1, 10), (0, 10), (UNMAPPED, 40), (1, 20), (UNMAPPED, GIB // MIB + 128 + 8 - 80)]
-    assert allocator.statistics().reserved_bytes.current == 40 * MIB
+    assert allocator.counters.reserved == 40 * MIB
     again = allocator.malloc(25 * MIB)
     assert again.address == middle.address
     assert layout(first)[1:4] == [(1, 25), (0, 5), (UNMAPPED, 20)]
@@ -119,7 +119,7 @@ def test_a_segment_without_memory_is_forgotten() -> None:
     allocator.free(allocator.malloc(30 * MIB))
     allocator.empty_cache()
     assert not allocator.segments
-    assert allocator.statistics().reserved_bytes.current == 0
+    assert allocator.counters.reserved == 0
     assert not any(allocator.large.unmapped.values())
 
 
@@ -127,8 +127,8 @@ def test_pages_are_unmapped_when_another_pool_needs_the_memory() -> None:
     allocator = expandable(60 * MIB)
     allocator.free(allocator.malloc(50 * MIB))
     allocator.malloc(40 * MIB, stream=1)
-    assert allocator.statistics().num_alloc_retries == 1
-    assert allocator.statistics().reserved_bytes.peak == 60 * MIB
+    assert allocator.counters.num_alloc_retries == 1
+    assert allocator.counters.reserved_peak == 60 * MIB
 
 
 def test_what_was_mapped_before_memory_ran_out_stays() -> None:
@@ -136,7 +136,7 @@ def test_what_was_mapped_before_memory_ran_out_stays() -> None:
     kept = allocator.malloc(30 * MIB)
     with pytest.raises(OutOfMemory):
         allocator.malloc(40 * MIB)
-    assert allocator.statistics().reserved_bytes.current == 40 * MIB
+    assert allocator.counters.reserved == 40 * MIB
     assert layout(kept)[:2] == [(1, 30), (0, 10)]
 
 
@@ -149,5 +149,5 @@ def test_fragmentation_that_ordinary_segments_have_disappears() -> None:
             pair = [allocator.malloc(size), allocator.malloc(size)]
             for block in pair:
                 allocator.free(block)
-        peaks.append(allocator.statistics().reserved_bytes.peak)
+        peaks.append(allocator.counters.reserved_peak)
     assert peaks[1] < peaks[0]

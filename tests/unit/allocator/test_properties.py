@@ -137,7 +137,7 @@ def check(driven: Driven) -> None:
 
 def check_statistics(driven: Driven, blocks: list[Block]) -> None:
     """Every statistic is the sum that it stands for."""
-    found = driven.allocator.statistics()
+    found, stats = driven.allocator.counters, driven.allocator.counters.memory_stats()
     allocated = [block for block in blocks if block.state == ALLOCATED]
     active = [block for block in blocks if block.state in (ALLOCATED, AWAITING)]
     inactive = [block for block in blocks if block.state == FREE and block.is_split() and not block.segment.page_size]
@@ -149,26 +149,25 @@ def check_statistics(driven: Driven, blocks: list[Block]) -> None:
         "reserved": sum(block.size for block in blocks if block.state != UNMAPPED),
     }
     for name, value in sums.items():
-        stat = getattr(found, f"{name}_bytes")
         driven.highest[name] = max(driven.highest[name], value)
-        assert (name, stat.current) == (name, value)
-        assert stat.peak >= driven.highest[name]
+        assert (name, stats[f"{name}_bytes.all.current"]) == (name, value)
+        assert stats[f"{name}_bytes.all.peak"] >= driven.highest[name]
     waiting = [block for block in active if block.state == AWAITING]
     assert driven.allocator.counters.awaiting_bytes == sum(block.size for block in waiting)
     assert driven.allocator.counters.awaiting_requested == sum(block.requested for block in waiting)
     # These rise only at the very end of a call, so nothing higher can have gone unseen.
-    assert found.allocated_bytes.peak == driven.highest["allocated"]
-    assert found.requested_bytes.peak == driven.highest["requested"]
-    assert found.inactive_split_bytes.current == sum(block.size for block in inactive)
-    assert found.inactive_split.current == len(inactive)
-    assert found.allocation.current == len(allocated)
-    assert found.active.current == len(active)
-    assert found.segment.current == len(ordinary)
+    assert found.allocated_peak == driven.highest["allocated"]
+    assert found.requested_peak == driven.highest["requested"]
+    assert found.inactive_split_bytes == sum(block.size for block in inactive)
+    assert found.inactive_split == len(inactive)
+    assert found.allocations == len(allocated)
+    assert stats["active.all.current"] == len(active)
+    assert found.segments == len(ordinary)
     assert driven.allocator.driver.in_use == sums["reserved"] <= TOTAL
     limit = driven.allocator.settings.max_split_size
     if limit is not None:
-        assert found.oversize_allocations.current == sum(block.size >= limit for block in allocated)
-        assert found.oversize_segments.current == sum(segment.size >= limit for segment in ordinary)
+        assert found.oversize_allocations == sum(block.size >= limit for block in allocated)
+        assert found.oversize_segments == sum(segment.size >= limit for segment in ordinary)
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
@@ -184,7 +183,7 @@ def test_blocks_tile_segments_and_statistics_are_sums(configuration: str, calls:
     # Address space for which there was no memory at all may stay.
     assert not any(segment.has_memory() for segment in driven.allocator.segments.values())
     assert driven.allocator.driver.in_use == 0
-    stats = driven.allocator.statistics().memory_stats()
+    stats = driven.allocator.counters.memory_stats()
     assert not any(value for key, value in stats.items() if key.endswith(".current"))
 
 

@@ -16,7 +16,7 @@ from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, Settings, parse_settings
 from ampmem.allocator.snapshot import DeviceSnapshot, NotReplayable, SnapshotEvent, read_snapshot, rebuild
-from ampmem.allocator.trace import Operation, make_calls, trace_of, trace_of_events, what_if
+from ampmem.allocator.trace import CallTrace, Operation, make_calls, trace_of_events, what_if
 from ampmem.events import Action, EventColumns, SegmentAction, SegmentColumns
 from ampmem.importer.recording import recording_of
 from ampmem.importer.unpickle import load_plain
@@ -80,8 +80,9 @@ def test_every_snapshot_can_be_run_under_other_settings(name: str) -> None:
     trace = trace_of_events(recording_of(snapshot_of(name), name).events)
     result = what_if(trace, parse_settings("expandable_segments:True"))
     assert result.before.events == result.after.events == len(trace)
-    assert result.peak_reserved_after < result.peak_reserved_before
-    assert result.before.statistics.requested_bytes == result.after.statistics.requested_bytes
+    before, after = result.before.counters, result.after.counters
+    assert after.reserved_peak < before.reserved_peak
+    assert (before.requested, before.requested_peak) == (after.requested, after.requested_peak)
 
 
 class Recorder:
@@ -197,7 +198,7 @@ def test_a_trace_of_the_model_comes_out_of_it_again(
     start, truth = recorder.states[round(cut * (len(recorder.states) - 1))]
     snapshot = recorder.snapshot(start)
     initial = rebuild(snapshot, recorder.allocator.settings)
-    rebuilt = {block.address: block for segment in initial.segments for block in segment.blocks}
+    rebuilt = {block.address: block for segment in initial for block in segment.blocks}
     assert rebuilt.keys() == truth.keys()
     for address, (size, requested, awaiting) in truth.items():
         block = rebuilt[address]
@@ -234,7 +235,7 @@ def rebuilt_blocks(*events: SnapshotEvent) -> list[tuple[int, int]]:
     """(offset, size) of the blocks at the start, in a segment of 20 MiB that ends empty."""
     snapshot = DeviceSnapshot(segments=(empty_segment(0, 20 * MIB),), events=events, settings=None)
     initial = rebuild(snapshot, Settings())
-    return [(block.address, block.size) for block in initial.segments[0].blocks]
+    return [(block.address, block.size) for block in initial[0].blocks]
 
 
 def test_a_trace_without_free_requested_is_replayed() -> None:
@@ -248,7 +249,7 @@ def test_a_trace_without_free_requested_is_replayed() -> None:
     for start in (0, 1):
         result = replay(recorder.snapshot(start))
         assert agree(result)
-        assert result.statistics.active_bytes.peak == result.statistics.allocated_bytes.peak
+        assert result.counters.memory_stats()["active_bytes.all.peak"] == result.counters.allocated_peak
 
 
 def test_a_block_with_much_room_behind_it_is_as_large_as_its_request() -> None:
@@ -383,8 +384,8 @@ def test_a_trace_of_a_recording() -> None:
         (Action.FREE, 3000, 512),
         (Action.ALLOC, 3000, 600),
     ]
-    columns = dict.fromkeys(EventColumns.names(), trace_of([(0, 0, 0, 0)] * len(rows)).bytes)
-    trace = trace_of([(action, address, size, 0) for action, address, size in rows])
+    columns = dict.fromkeys(EventColumns.names(), CallTrace.of_rows([(0, 0, 0, 0)] * len(rows)).bytes)
+    trace = CallTrace.of_rows([(action, address, size, 0) for action, address, size in rows])
     columns |= {"action": trace.operation, "address": trace.allocation, "bytes": trace.bytes}
     found = trace_of_events(EventColumns(**columns))
     assert found.operation.tolist() == [Operation.MALLOC, Operation.MALLOC, Operation.FREE, Operation.MALLOC]
@@ -400,15 +401,15 @@ def test_a_trace_of_a_recording() -> None:
 
 
 def test_a_run_says_where_memory_ran_out() -> None:
-    trace = trace_of([(Operation.MALLOC, index, 12 * MIB, 0) for index in range(5)])
+    trace = CallTrace.of_rows([(Operation.MALLOC, index, 12 * MIB, 0) for index in range(5)])
     result = make_calls(trace, DeviceCachingAllocator(total_memory=40 * MIB))
     assert result.events == 3
     assert result.out_of_memory is not None and result.out_of_memory.asked == 12 * MIB
-    assert result.statistics.reserved_bytes.peak == 36 * MIB
+    assert result.counters.reserved_peak == 36 * MIB
 
 
 def test_a_run_makes_every_kind_of_call() -> None:
-    trace = trace_of(
+    trace = CallTrace.of_rows(
         [
             (Operation.MALLOC, 0, 12 * MIB, 0),
             (Operation.RECORD_STREAM, 0, 0, 1),
@@ -422,5 +423,5 @@ def test_a_run_makes_every_kind_of_call() -> None:
     allocator = DeviceCachingAllocator()
     result = make_calls(trace, allocator)
     assert (result.events, result.out_of_memory) == (len(trace), None)
-    assert result.statistics.reserved_bytes.peak == 12 * MIB
+    assert result.counters.reserved_peak == 12 * MIB
     assert [isinstance(call, DriverCall) for call in allocator.driver.calls] == [True, True]

@@ -107,17 +107,17 @@ def test_a_small_block_is_split_down_to_512_bytes() -> None:
     assert second.offset == MIB
     assert second.next is not None and second.next.size == 512
     assert allocator.malloc(3).offset == 2 * MIB - 512
-    assert first.segment.size == allocator.statistics().allocated_bytes.current
+    assert first.segment.size == allocator.counters.allocated
 
 
 @pytest.mark.parametrize(("size", "block_size"), [(11 * MIB, 12 * MIB), (11 * MIB - 512, 11 * MIB - 512)])
 def test_a_large_block_is_split_when_more_than_1_mib_is_left(size: int, block_size: int) -> None:
     allocator = allocator_with()
     assert allocator.malloc(size).size == block_size
-    statistics = allocator.statistics()
-    assert statistics.allocated_bytes.current == block_size
-    assert statistics.requested_bytes.current == size
-    assert statistics.inactive_split_bytes.current == 12 * MIB - block_size
+    counters = allocator.counters
+    assert counters.allocated == block_size
+    assert counters.requested == size
+    assert counters.inactive_split_bytes == 12 * MIB - block_size
 
 
 def test_the_best_fit_is_the_smallest_block_and_then_the_lowest_address() -> None:
@@ -130,7 +130,7 @@ def test_the_best_fit_is_the_smallest_block_and_then_the_lowest_address() -> Non
     assert allocator.malloc(12 * MIB).address == blocks[3].address
     assert allocator.malloc(12 * MIB).address == blocks[2].address
     # 14 MiB were handed out for 12: a remainder of 2 MiB stays free.
-    assert allocator.statistics().inactive_split_bytes.current == 2 * MIB
+    assert allocator.counters.inactive_split_bytes == 2 * MIB
 
 
 def test_a_freed_block_merges_with_both_neighbours() -> None:
@@ -140,7 +140,7 @@ def test_a_freed_block_merges_with_both_neighbours() -> None:
         allocator.free(blocks[index])
     assert not blocks[0].segment.first.is_split()
     assert allocator.malloc(20 * MIB).address == blocks[0].address
-    assert allocator.statistics().inactive_split.peak == 2
+    assert allocator.counters.inactive_split_peak == 2
 
 
 def test_blocks_belong_to_a_stream() -> None:
@@ -167,21 +167,21 @@ def test_empty_cache_returns_whole_segments_only() -> None:
     for block in (freed, gone):
         allocator.free(block)
     allocator.empty_cache()
-    assert allocator.statistics().reserved_bytes.current == 20 * MIB
-    assert allocator.statistics().reserved_bytes.peak == 32 * MIB
+    assert allocator.counters.reserved == 20 * MIB
+    assert allocator.counters.reserved_peak == 32 * MIB
     assert list(allocator.segments.values()) == [kept.segment]
 
 
 def test_max_split_size_keeps_large_blocks_whole() -> None:
     allocator = allocator_with("max_split_size_mb:32")
     block = allocator.malloc(40 * MIB)
-    assert allocator.statistics().oversize_segments.current == 1
+    assert allocator.counters.oversize_segments == 1
     allocator.free(block)
     # Too small a request for a block of at least max_split_size, even though it would fit.
     assert allocator.malloc(20 * MIB).segment is not block.segment
     whole = allocator.malloc(36 * MIB)
     assert (whole.segment, whole.size) == (block.segment, 40 * MIB)
-    assert allocator.statistics().oversize_allocations.current == 1
+    assert allocator.counters.oversize_allocations == 1
 
 
 def test_a_request_of_exactly_max_split_size_is_oversize_too() -> None:
@@ -208,7 +208,7 @@ def test_oversize_blocks_are_released_before_all_others() -> None:
     allocator.malloc(70 * MIB)
     freed = [call.address for call in allocator.driver.calls if call.call == Call.SEGMENT_FREE]
     assert freed == [blocks[2].address, blocks[1].address]
-    assert allocator.statistics().num_alloc_retries == 0
+    assert allocator.counters.num_alloc_retries == 0
 
 
 def test_no_more_oversize_blocks_are_released_than_needed() -> None:
@@ -245,9 +245,9 @@ def test_everything_free_is_released_before_memory_runs_out() -> None:
         (Call.SEGMENT_FREE, 2 * MIB),
         (Call.SEGMENT_ALLOC, 90 * MIB),
     ]
-    statistics = allocator.statistics()
-    assert (statistics.num_alloc_retries, statistics.num_ooms, statistics.num_sync_all_streams) == (1, 0, 1)
-    assert (statistics.num_device_alloc, statistics.num_device_free) == (4, 3)
+    counters = allocator.counters
+    assert (counters.num_alloc_retries, counters.num_ooms, counters.num_sync_all_streams) == (1, 0, 1)
+    assert (counters.num_device_alloc, counters.num_device_free) == (4, 3)
 
 
 def test_garbage_collection_returns_what_has_been_free_for_longest() -> None:
@@ -257,7 +257,7 @@ def test_garbage_collection_returns_what_has_been_free_for_longest() -> None:
     allocator.malloc(30 * MIB)
     allocator.free(young)
     allocator.malloc(30 * MIB)
-    assert allocator.statistics().num_device_free == 0
+    assert allocator.counters.num_device_free == 0
     # 120 of 200 MiB are above the threshold: 20 have to go. The ages are 3 and 2 searches of the pool.
     allocator.malloc(30 * MIB)
     freed = [call.address for call in allocator.driver.calls if call.call == Call.SEGMENT_FREE]
@@ -269,29 +269,29 @@ def test_garbage_collection_returns_what_is_as_old_as_the_average() -> None:
     allocator.free(allocator.malloc(50 * MIB))
     allocator.malloc(60 * MIB)
     assert device_calls(allocator)[1] == (Call.SEGMENT_FREE, 50 * MIB)
-    assert allocator.statistics().num_alloc_retries == 0
+    assert allocator.counters.num_alloc_retries == 0
 
 
 def test_garbage_collection_needs_a_memory_fraction() -> None:
     allocator = allocator_with("garbage_collection_threshold:0.1", total=200 * MIB)
     allocator.free(allocator.malloc(50 * MIB))
     allocator.malloc(60 * MIB)
-    assert allocator.statistics().num_device_free == 0
+    assert allocator.counters.num_device_free == 0
 
 
 def test_the_peaks_can_be_reset() -> None:
     allocator = allocator_with()
     allocator.free(allocator.malloc(12 * MIB))
     allocator.counters.reset_peaks()
-    statistics = allocator.statistics()
-    assert (statistics.allocated_bytes.peak, statistics.reserved_bytes.peak) == (0, 12 * MIB)
-    assert statistics.active_bytes.peak == 0
+    counters = allocator.counters
+    assert (counters.allocated_peak, counters.reserved_peak) == (0, 12 * MIB)
+    assert counters.memory_stats()["active_bytes.all.peak"] == 0
 
 
 def test_statistics_have_the_keys_of_torch() -> None:
     allocator = allocator_with()
     allocator.malloc(1)
-    found = allocator.statistics().memory_stats()
+    found = allocator.counters.memory_stats()
     assert found["allocated_bytes.all.current"] == 512
     assert found["requested_bytes.all.peak"] == 1
     assert found["reserved_bytes.all.current"] == 2 * MIB
@@ -325,7 +325,7 @@ def test_out_of_memory_when_all_is_in_use() -> None:
         "out of memory: the script tried to allocate 30.0 MiB in a new segment of 32.0 MiB, and 24.0 MiB of the "
         "device's 1.0 GiB was free"
     )
-    assert allocator.statistics().num_ooms == 1
+    assert allocator.counters.num_ooms == 1
     # The allocator goes on working.
     assert allocator.malloc(20 * MIB).size == 20 * MIB
 

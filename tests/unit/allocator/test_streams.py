@@ -12,18 +12,18 @@ def test_a_block_of_two_streams_stays_active_until_its_event_is_done() -> None:
     block = allocator.malloc(12 * MIB)
     allocator.record_stream(block, 1)
     allocator.free(block)
-    statistics = allocator.statistics()
-    assert statistics.allocated_bytes.current == 0
-    assert statistics.active_bytes.current == statistics.requested_bytes.current == 12 * MIB
+    counters = allocator.counters
+    assert counters.allocated == 0
+    assert counters.memory_stats()["active_bytes.all.current"] == counters.requested == 12 * MIB
     other = allocator.malloc(12 * MIB)
     assert other.segment is not block.segment
-    assert allocator.statistics().active_bytes.peak == 24 * MIB
-    assert allocator.statistics().allocated_bytes.peak == 12 * MIB
+    assert allocator.counters.memory_stats()["active_bytes.all.peak"] == 24 * MIB
+    assert allocator.counters.allocated_peak == 12 * MIB
     allocator.complete_events(1)
-    assert allocator.statistics().active_bytes.current == 24 * MIB
+    assert allocator.counters.memory_stats()["active_bytes.all.current"] == 24 * MIB
     # The allocator looks at events when it is asked for memory.
     assert allocator.malloc(12 * MIB).segment is block.segment
-    assert allocator.statistics().active_bytes.current == 24 * MIB
+    assert allocator.counters.memory_stats()["active_bytes.all.current"] == 24 * MIB
 
 
 def test_use_on_the_own_stream_needs_no_event() -> None:
@@ -31,7 +31,7 @@ def test_use_on_the_own_stream_needs_no_event() -> None:
     block = allocator.malloc(1, stream=3)
     allocator.record_stream(block, 3)
     allocator.free(block)
-    assert allocator.statistics().active_bytes.current == 0
+    assert allocator.counters.memory_stats()["active_bytes.all.current"] == 0
 
 
 def test_every_stream_has_to_come_past_its_event() -> None:
@@ -89,10 +89,10 @@ def test_a_waiting_block_does_not_merge() -> None:
     for block in (first, second):
         allocator.free(block)
     assert first.is_split()
-    assert allocator.statistics().inactive_split_bytes.current == 16 * MIB
+    assert allocator.counters.inactive_split_bytes == 16 * MIB
     allocator.empty_cache()
     assert not allocator.segments
-    assert allocator.statistics().num_sync_all_streams == 1
+    assert allocator.counters.num_sync_all_streams == 1
 
 
 def test_running_out_of_memory_waits_for_events() -> None:

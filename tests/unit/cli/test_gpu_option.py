@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampmem.cli.processes.afterwards import how_to_use_the_gpu
+from ampmem.cli.processes.end_messages import how_to_use_the_gpu
 
 PLAIN = "move the model and the batch to the device cuda, as for a real GPU"
 

@@ -69,4 +69,4 @@ def test_the_peak_of_a_real_trace_is_that_of_its_blocks(name: str) -> None:
     # Another way there: the model of the allocator makes the trace's calls, and puts every block where it was.
     model = modelled(snapshot)
     assert model.moved == 0
-    assert peak == model.statistics.allocated_bytes.peak
+    assert peak == model.counters.allocated_peak

@@ -61,10 +61,10 @@ class Replay:
         gpu = self.gpu
         if call == "malloc":
             self.live.append(gpu.malloc(value, stream))
-            self.reserved.append(gpu.allocator.statistics().reserved_bytes.current)
+            self.reserved.append(gpu.allocator.counters.reserved)
         elif call == "free" and self.live:
             gpu.free(self.live.pop(value % len(self.live)))
-            self.reserved.append(gpu.allocator.statistics().reserved_bytes.current)
+            self.reserved.append(gpu.allocator.counters.reserved)
         elif call == "use" and self.live:
             gpu.allocator.record_stream(self.live[value % len(self.live)], stream)
         elif call == "complete":

@@ -17,12 +17,12 @@ _BEGUN = (process.BaseProcess, "_bootstrap")
 
 # Runs where the spawned process unpickles its data, before it has its parent's sys.path. An error here must not affect
 # the script.
-_BOARD = """
+_CODE = """
 import sys
 sys.path.append({root!r})
 try:
-    from ampmem.cli.processes.passenger import board
-    board({root!r}, {state!r})
+    from ampmem.cli.processes.spawn_message import wait_for_start
+    wait_for_start({root!r}, {state!r})
 except Exception:
     pass
 finally:
@@ -30,17 +30,17 @@ finally:
 """
 
 
-class Passenger:
+class SpawnMessage:
     """An object whose pickle runs code when Python loads it; ``state`` is pickled too, and loaded only by a rank."""
 
     def __init__(self, root: str, state: object) -> None:
-        self._code = _BOARD.format(root=root, state=pickle.dumps(state))
+        self._code = _CODE.format(root=root, state=pickle.dumps(state))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return exec, (self._code,)
 
 
-def board(root: str, state: bytes) -> None:
+def wait_for_start(root: str, state: bytes) -> None:
     """Wait until the process begins its work, when it has imported the script's main module."""
 
     def wrap(bootstrap: Callable[..., Any]) -> Callable[..., Any]:

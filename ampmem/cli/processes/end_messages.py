@@ -168,7 +168,7 @@ def discard(session: Session) -> None:
 _CATCHES = "as a bare except does"
 
 
-def let_go(path: Path) -> str:
+def cannot_be_stopped(path: Path) -> str:
     """The sentence that the script cannot be stopped."""
     return (
         f"the script catches every stop, {_CATCHES}, so it runs to completion and is no longer recorded; all "
@@ -176,7 +176,7 @@ def let_go(path: Path) -> str:
     )
 
 
-def spared(path: Path, stopper: Stopper) -> str:
+def why_not_stopped(path: Path, stopper: Stopper) -> str:
     """The sentence that the script is not stopped, and why."""
     there = f"all requested steps are in {path}; the script runs to completion and is no longer recorded"
     if stopper.device_failed:
@@ -184,7 +184,7 @@ def spared(path: Path, stopper: Stopper) -> str:
     return f"{there}, so that no rank waits for one that was stopped: {stopper.spared}"
 
 
-def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
+def what_was_recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
     """What was recorded, and how the script ended; ``stopper`` is what stopped it, if it was to be stopped."""
     message = f"recorded {_steps(session)} in {sized(path, session.options.path)}"
     if session.outcome.stopped_by:
@@ -212,7 +212,7 @@ def _stopped(stopper: Stopper) -> str:
     return f"; the script {caught} and ran to completion"
 
 
-def kept_of_failed(session: Session, path: Path, stopper: Stopper, *, later: bool = False) -> str:
+def left_by_failure(session: Session, path: Path, stopper: Stopper, *, later: bool = False) -> str:
     """What is left of a script that failed, in words; deletes an empty recording.
 
     ``later`` says that memory ran out after the recorded steps.

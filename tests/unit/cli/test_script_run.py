@@ -13,9 +13,9 @@ from typing import cast
 import click
 import pytest
 
-from ampmem.cli.processes.afterwards import spared
-from ampmem.cli.processes.guest import ScriptEnd, run_script, usage_error
+from ampmem.cli.processes.end_messages import why_not_stopped
 from ampmem.cli.processes.messages import StepEnded
+from ampmem.cli.processes.script_run import ScriptEnd, run_script, usage_error
 from ampmem.errors import UsageError
 from ampmem.failure import FailureRecord
 from ampmem.recorder.script import StopScript, find_script, own_traceback, script_alone, standard_input, stops_in
@@ -138,7 +138,7 @@ def test_a_script_whose_device_has_failed_is_not_stopped(
     except StopScript:
         stopped = True
     assert (stopped, stopper.device_failed) == (stops, not stops)
-    assert ("because its device has failed" in spared(Path("r.ampmem"), stopper)) is not stops
+    assert ("because its device has failed" in why_not_stopped(Path("r.ampmem"), stopper)) is not stops
     stopper.ended(None)
 
 
@@ -164,7 +164,7 @@ def test_a_stop_of_the_simulation_is_told_without_torchs_frames() -> None:
         pass
     trace = script_alone(stopped)
     files = [Path(frame.filename).name for frame in extract_tb(trace)]
-    assert files == ["test_guest.py", "train.py"]
+    assert files == ["test_script_run.py", "train.py"]
     assert stopped.__traceback__ is trace and stopped.__context__ is None
 
 

@@ -72,10 +72,8 @@ def run_script(
     except BaseException as trouble:
         if not started:
             raise
-        ended = ScriptEnd(failure=_told(failure), trouble=trouble)
-    else:
-        ended = ScriptEnd(failure=_told(failure))
-    return ended
+        return ScriptEnd(failure=_report_uncaught(failure), trouble=trouble)
+    return ScriptEnd(failure=_report_uncaught(failure))
 
 
 def run_plainly(target: Target, arguments: tuple[str, ...]) -> BaseException | None:
@@ -84,7 +82,7 @@ def run_plainly(target: Target, arguments: tuple[str, ...]) -> BaseException | N
     try:
         script.execute(target.code, main)
     except BaseException as error:
-        return None if _exits_well(error) else _told(error)
+        return None if _exits_well(error) else _report_uncaught(error)
     return None
 
 
@@ -115,7 +113,7 @@ def _exits_well(error: BaseException) -> bool:
     return code is None or (isinstance(code, int) and int.__eq__(code, 0))
 
 
-def _told(failure: BaseException | None) -> BaseException | None:
+def _report_uncaught(failure: BaseException | None) -> BaseException | None:
     """Handle an uncaught exception as Python does: debuggers first, then the script's excepthook.
 
     Returns the exception to end the process with: an excepthook may exit.
@@ -188,22 +186,17 @@ def end_as(failure: BaseException | None) -> NoReturn:
         raise SystemExit(0)
     if isinstance(failure, SystemExit):
         raise failure
-    if type(failure) is KeyboardInterrupt:
-        _die_of_sigint()
+    if type(failure) is KeyboardInterrupt:  # Python ends by the signal, after the script's threads and exit handlers
+        _finish()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     raise SystemExit(1)
 
 
-def leave(code: int) -> NoReturn:
+def end_at_once(code: int) -> NoReturn:
     """End this process with ``code`` without tearing down Python, which takes as long as a short simulated run."""
     _finish()
     os._exit(code & 0xFF)
-
-
-def _die_of_sigint() -> None:
-    """End the process by SIGINT, as Python does, after the script's threads and exit handlers."""
-    _finish()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _finish() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ampmem.cli.processes.afterwards import kept_of_failed
+from ampmem.cli.processes.end_messages import left_by_failure
 
 
 @pytest.mark.parametrize("unfinished", [None, object()])
@@ -19,5 +19,5 @@ def test_a_command_with_a_path_can_be_copied(unfinished: object, tmp_path: Path)
     path.touch()
     outcome = SimpleNamespace(unfinished=unfinished, recorded=1, failure=None)
     session = cast(Any, SimpleNamespace(outcome=outcome, options=SimpleNamespace(path=path)))
-    said = kept_of_failed(session, path, cast(Any, SimpleNamespace(caught=0)))
+    said = left_by_failure(session, path, cast(Any, SimpleNamespace(caught=0)))
     assert said.endswith(f"(ampmem show '{path}')")
