@@ -126,8 +126,7 @@ class CastLedger:
     @property
     def hits(self) -> Column:
         """The uses of each copy that the cache served."""
-        hits: Column = np.where(self.cached, np.maximum(self.uses - 1, 0), 0)
-        return hits
+        return np.where(self.cached, np.maximum(self.uses - 1, 0), 0)
 
     def count(self, mine: Column | Mask) -> CopyCount:
         """The number and bytes of the copies in ``mine``."""
@@ -136,15 +135,13 @@ class CastLedger:
 
     def alive_at(self, history: MemoryHistory, position: int) -> Mask:
         """Which copies are alive once the first ``position`` events have happened."""
-        alive: Mask = history.lifetimes.alive_at(position)[self.allocation] & ~self.overwritten
-        return alive
+        return history.lifetimes.alive_at(position)[self.allocation] & ~self.overwritten
 
     def in_cache(self, history: MemoryHistory, instant_ns: int) -> Mask:
         """Which copies are in the cache at ``instant_ns``: held until then, or until they died."""
         facts = history.facts
         cleared = (facts.fact == Fact.CACHED) & (facts.time_ns < instant_ns)
-        kept: Mask = self.cached & ~np.isin(self.allocation, facts.allocation[cleared])
-        return kept
+        return self.cached & ~np.isin(self.allocation, facts.allocation[cleared])
 
 
 def ledger_of(history: MemoryHistory) -> CastLedger:

@@ -259,8 +259,7 @@ def failure_position(history: MemoryHistory) -> int:
 def _still_alive(history: MemoryHistory, position: int, addresses: Sequence[int]) -> Mask:
     """The allocations alive at the end of the recording that were still alive when memory ran out."""
     lifetimes = history.lifetimes
-    still: Mask = lifetimes.alive_at(position) & np.isin(lifetimes.address, addresses)
-    return still
+    return lifetimes.alive_at(position) & np.isin(lifetimes.address, addresses)
 
 
 def _with_other(history: MemoryHistory, still: Mask, size: int) -> Breakdown:

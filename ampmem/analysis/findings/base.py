@@ -205,8 +205,7 @@ class TrainingRun:
         begins = np.where(mapped, len(self.recording.events), lifetimes.born)
         rows = (facts.fact == Fact.INPUT) & mapped[facts.allocation]
         np.minimum.at(begins, facts.allocation[rows], self.analysis.timeline.positions(facts.time_ns[rows]))
-        first: Column = np.searchsorted(self.step_ends, begins, side="right")
-        return first
+        return np.searchsorted(self.step_ends, begins, side="right")
 
     @cached_property
     def pipelined(self) -> bool:
@@ -329,16 +328,14 @@ class TrainingRun:
     def ever_kept_by_autograd(self) -> Mask:
         """The activations that autograd was seen to save, or that were made again for backward."""
         saved = self.with_fact(Fact.SAVED) + self.with_fact(Fact.RECOMPUTED) > 0
-        mine: Mask = saved & self.analysis.classes.of(Category.ACTIVATIONS)
-        return mine
+        return saved & self.analysis.classes.of(Category.ACTIVATIONS)
 
     def kept_by_autograd(self, position: int) -> Mask:
         """The allocations of :attr:`ever_kept_by_autograd` that are alive at ``position``.
 
         The other live activations, such as communication buckets, have no name in the script.
         """
-        mine: Mask = self.ever_kept_by_autograd & self.analysis.lifetimes.alive_at(position)
-        return mine
+        return self.ever_kept_by_autograd & self.analysis.lifetimes.alive_at(position)
 
     def text(self, index: int) -> str:
         """The text with the id ``index``."""

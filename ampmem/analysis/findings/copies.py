@@ -24,8 +24,7 @@ def cost_of_no_cache(run: TrainingRun) -> Column:
     """
 
     def extra(alive: Mask, saves: Column) -> Column:
-        cost: Column = np.maximum(saves - 1, 0) * run.analysis.ledger.bytes * (alive & run.analysis.ledger.cached)
-        return cost
+        return np.maximum(saves - 1, 0) * run.analysis.ledger.bytes * (alive & run.analysis.ledger.cached)
 
     return _largest(run, extra)
 

@@ -269,8 +269,7 @@ def tensor_sizes(dtype: Column, shape: Column, texts: Sequence[str]) -> Column:
         return dtype
     pairs, place = np.unique(np.stack([dtype, shape]), axis=1, return_inverse=True)
     sizes = [_size(dtype_bytes(texts[kind]), shape_of(texts[form])) for kind, form in pairs.T.tolist()]
-    found: Column = np.array(sizes, dtype=np.int64)[place.reshape(-1)]
-    return found
+    return np.array(sizes, dtype=np.int64)[place.reshape(-1)]
 
 
 def _size(itemsize: int | None, shape: tuple[int, ...] | None) -> int:

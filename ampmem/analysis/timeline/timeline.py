@@ -50,8 +50,7 @@ class Timeline:
 
     def positions(self, instants_ns: Sequence[int] | Column) -> Column:
         """The :meth:`position` of each instant."""
-        found: Column = self.time_ns.searchsorted(np.asarray(instants_ns, dtype=np.int64), side="left")
-        return found
+        return self.time_ns.searchsorted(np.asarray(instants_ns, dtype=np.int64), side="left")
 
     def series(self, category: Category) -> Column:
         """Live bytes of ``category`` at every position."""
