@@ -48,6 +48,7 @@ from ampmem.reporters.text.ranks import (
     ranks_named,
     ranks_wording,
 )
+from ampmem.reporters.text.run import describe_device
 from ampmem.units import format_bytes, format_count, format_peak, peaks_apart
 
 MAX_ROWS = 64
@@ -306,7 +307,7 @@ def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: s
 def _facts(jobs: Sequence[Ranks]) -> Iterable[str]:
     job = jobs[0].job
     yield f"{format_count(job.world_size)} ranks"
-    yield f"{job.device.name} ({job.device.type}), events from {job.source}"
+    yield describe_device(job)
     yield f"precision: {', '.join(map(heading, jobs))}"
     yield f"torch {job.torch}, ampmem {job.ampmem}"
 

@@ -158,7 +158,7 @@ def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
     """The verdict at the top of the page, in the words of ``said`` if given."""
     words = said or wording(verdict)
     known = [item for item in verdict.compositions if item is not None]
-    sizes = [{part.category: part.bytes for part in item.parts} for item in known]
+
     return VerdictView(
         headline=visible(words.headline, MAX_PROSE) + ".",
         why=visible(f"{capital(words.why)}." if words.why else "", MAX_PROSE),
@@ -166,7 +166,7 @@ def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
         instant="At the failure" if len(known) == 1 and known[0].short is not None else "At the peak",
         when=visible(_instants(known)),
         bars=tuple(_bars(verdict)),
-        legend=legend_of(sizes, with_sizes=len(known) == 1),
+        legend=legend_of((item.parts for item in known), with_sizes=len(known) == 1),
         waterfall=None if verdict.answer is None or verdict.unsound else _waterfall(verdict.answer),
     )
 
@@ -213,7 +213,7 @@ def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
         label=name,
         value=peaks_apart(size, other)[0],
         change=end or (signed(difference) if difference else ""),
-        pieces=stacked({part.category: part.bytes for part in item.parts}, most),
+        pieces=stacked(item.parts, most),
     )
 
 

@@ -48,7 +48,7 @@ from ampmem.reporters.text.answer import (
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, narrowest, number, side_by_side, table, words
 from ampmem.reporters.text.plain_text import ABSENT, wrapped
-from ampmem.reporters.text.run import arm_in_words, keyed, render_next, warning_lines
+from ampmem.reporters.text.run import arm_in_words, describe_device, keyed, render_next, warning_lines
 from ampmem.units import format_bytes, format_count, format_peak, peaks_close
 from ampmem.vocabulary import SourceKind
 
@@ -128,7 +128,9 @@ def _compared(ranks: Ranks) -> Wording:
         only = f"Only rank {ranks.worst.rank} of {ranks.job.world_size} can be shown, and nothing can be compared"
         return Wording(headline=f"{only}: its peak is {format_peak(ranks.worst.bytes)}, {_when(ranks)}")
     if len(ranks.alike) == 1:
-        return Wording(headline=_all_alike(ranks, ranks.worst), why=_made_of(ranks, ranks.worst))
+        peak = ranks.rank(ranks.worst.rank).peak
+        assert peak is not None
+        return Wording(headline=_all_alike(ranks, ranks.worst), why=made_of(peak.categories, peak.bytes))
     return _of_worst(ranks, ranks.worst, next(each for each in ranks.alike if ranks.worst.rank in each.ranks))
 
 
@@ -138,13 +140,6 @@ def _all_alike(ranks: Ranks, worst: Worst) -> str:
     who = every if count == ranks.job.world_size else f"The {count} ranks that are compared"
     same = f"the same within {format_bytes(within)}" if within else "the same"
     return f"{who} need {same}, {format_peak(worst.bytes)} at the peak, {_when(ranks)}"
-
-
-def _made_of(ranks: Ranks, worst: Worst) -> str:
-    peak = ranks.rank(worst.rank).peak
-    assert peak is not None
-    parts = [(category, size) for category, size in peak.categories.items() if size]
-    return made_of(sorted(parts, key=lambda part: -part[1]), peak.bytes)
 
 
 def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
@@ -605,7 +600,7 @@ def _job(job: Job, layout: Layout) -> str:
     rows = [
         ("script", job.script or "?"),
         ("ranks", str(job.world_size)),
-        ("device", f"{job.device.name} ({job.device.type}), events from {job.source}"),
+        ("device", describe_device(job)),
         ("precision", arm_in_words(job.arm, job.source)),
         ("torch", f"{job.torch}, ampmem {job.ampmem}"),
     ]
