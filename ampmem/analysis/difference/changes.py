@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
 
 from ampmem.analysis.difference.matching import Match, match
 from ampmem.analysis.difference.sides import Group
@@ -14,8 +13,6 @@ from ampmem.analysis.jsonable import like
 from ampmem.analysis.ops import user_frame
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import of_all_layers
-
-_Likeness: TypeAlias = Callable[[Group], Hashable]
 
 
 class ChangeKind(StrEnum):
@@ -53,20 +50,20 @@ class GroupChange:
     """
 
     category: Category
-    module: str | None
-    name: str | None
-    op: str | None
-    source_line: str | None
+    module: str | None = None
+    name: str | None = None
+    op: str | None = None
+    source_line: str | None = None
     """The innermost frame of the stack that is the script's own: ``file:line function``."""
-    stack: tuple[str, ...]
+    stack: tuple[str, ...] = ()
     """The Python stack, outermost call first."""
     lines_of: WhichRun = WhichRun.AFTER
     """The run of ``source_line`` and ``stack``: the run after, unless the memory that differs is only in the run
     before."""
     before: int
     after: int
-    count_before: int
-    count_after: int
+    count_before: int = 0
+    count_after: int = 0
     tensor_before: Tensor = UNKNOWN
     tensor_after: Tensor = UNKNOWN
 
@@ -103,18 +100,7 @@ def largest_first(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
 
 def of_category(category: Category, before: int, after: int) -> GroupChange:
     """The change of a whole category, if its groups are unknown."""
-    return GroupChange(
-        category=category,
-        module=None,
-        name=None,
-        op=None,
-        source_line=None,
-        stack=(),
-        before=before,
-        after=after,
-        count_before=0,
-        count_after=0,
-    )
+    return GroupChange(category=category, before=before, after=after)
 
 
 def _change(pair: Match) -> GroupChange:
@@ -143,23 +129,22 @@ def bytes_of(groups: Iterable[Group]) -> int:
 def _what_differs(pair: Match) -> tuple[Group, WhichRun]:
     """The largest group that is not the same in the other run, as one function may allocate in several lines."""
     old, new = pair.before, pair.after
-    for likeness in (_with_lines, _without_lines):
-        old, new = _beside(old, new, likeness), _beside(new, old, likeness)
+    for lines in (True, False):
+        old, new = _beside(old, new, lines=lines), _beside(new, old, lines=lines)
     # If every group has its like, the sides differ in number only: any group of the larger side shows that.
     shown, run = (new, WhichRun.AFTER) if new else (old, WhichRun.BEFORE)
     return max(shown, key=lambda group: group.bytes), run
 
 
-def _with_lines(group: Group) -> Hashable:
-    return group.stack, group.op, group.dtype, group.shape, group.bytes, group.count
+def _beside(groups: Sequence[Group], others: Sequence[Group], *, lines: bool) -> tuple[Group, ...]:
+    """The ``groups`` that have no like among ``others``; each of ``others`` is the like of one group only.
 
+    Likes are from the same code; with ``lines`` from the same lines, too.
+    """
 
-def _without_lines(group: Group) -> Hashable:
-    return group.op, group.dtype, group.shape, group.bytes, group.count
+    def likeness(group: Group) -> Hashable:
+        return group.stack if lines else (), group.op, group.dtype, group.shape, group.bytes, group.count
 
-
-def _beside(groups: Sequence[Group], others: Sequence[Group], likeness: _Likeness) -> tuple[Group, ...]:
-    """The ``groups`` that have no like among ``others``; each of ``others`` is the like of one group only."""
     there = Counter(map(likeness, others))
     kept = []
     for group in groups:
@@ -172,10 +157,8 @@ def _beside(groups: Sequence[Group], others: Sequence[Group], likeness: _Likenes
 
 def _tensor(groups: Sequence[Group]) -> Tensor:
     dtypes, shapes = {group.dtype for group in groups}, {group.shape for group in groups}
-    return Tensor(
-        dtype=dtypes.pop() if len(dtypes) == 1 else None,
-        shape=shapes.pop() if len(shapes) == 1 else None,
-    )
+    dtype, shape = dtypes.pop() if len(dtypes) == 1 else None, shapes.pop() if len(shapes) == 1 else None
+    return Tensor(dtype=dtype, shape=shape)
 
 
 # Changes that are alike in every layer are folded into one: ``blocks.*.mlp.up``.
@@ -205,29 +188,26 @@ def folded(changes: Iterable[GroupChange]) -> tuple[Fold, ...]:
     """``changes``, each in one fold, the largest fold first."""
     found: dict[Hashable, list[GroupChange]] = {}
     for change in changes:
-        found.setdefault(_alike(change), []).append(change)
+        # New in some layers and larger in others are two things to look at, and a decrease must not hide inside an
+        # increase.
+        what = change.category, change.kind, change.op, change.source_line
+        alike = what, _common([change.module], fold=True), _common([change.name], fold=True)
+        found.setdefault(alike, []).append(change)
     return tuple(sorted(map(_fold, found.values()), key=lambda fold: (-abs(fold.grown), -fold.grown)))
 
 
-def _alike(change: GroupChange) -> Hashable:
-    # New in some layers and larger in others are two things to look at, and a decrease must not hide inside an
-    # increase.
-    what = change.category, change.kind, change.op, change.source_line
-    return what, _pattern(change.module), _pattern(change.name)
-
-
-def _pattern(name: str | None) -> str | None:
-    return None if name is None else of_all_layers(name)
+def _common(names: Sequence[str | None], *, fold: bool = False) -> str | None:
+    """The name that all ``names`` share: with ``*`` for the numbers if they differ, or to ``fold``."""
+    name = names[0]
+    return of_all_layers(name) if name is not None and (fold or len(set(names)) > 1) else name
 
 
 def _fold(changes: list[GroupChange]) -> Fold:
-    largest = max(changes, key=lambda change: abs(change.grown))
-    modules, names = {change.module for change in changes}, {change.name for change in changes}
     return Fold(
-        largest=largest,
+        largest=max(changes, key=lambda change: abs(change.grown)),
         changes=tuple(changes),
-        module=largest.module if len(modules) == 1 else _pattern(largest.module),
-        name=largest.name if len(names) == 1 else _pattern(largest.name),
+        module=_common([change.module for change in changes]),
+        name=_common([change.name for change in changes]),
         before=sum(change.before for change in changes),
         after=sum(change.after for change in changes),
     )

@@ -15,8 +15,8 @@ from ampmem.analysis.difference.changes import changes_between as changes_betwee
 from ampmem.analysis.difference.matching import Kin, Renamed, RenamedNames, match, renames
 from ampmem.analysis.difference.sides import Group, Moment, Side, makers_of
 from ampmem.analysis.jsonable import Json, OneOf, Signed, like, schema_of, text_of
-from ampmem.analysis.summary import PLACES, PeakPlace, Summary
-from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
+from ampmem.analysis.summary import PLACES, PeakPlace
+from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column
 from ampmem.output import Shown
@@ -51,48 +51,31 @@ class Condition:
 def conditions_of(before: Side, after: Side) -> tuple[Condition, ...]:
     """The conditions that differ; a condition that is unknown for one run does not count."""
     old, new = _circumstances(before), _circumstances(after)
-    return tuple(
-        Condition(what=what, before=old[what], after=new[what])
-        for what in ConditionKind
-        if what in old and what in new and old[what] != new[what]
-    )
+    differing = (what for what in ConditionKind if what in old and what in new and old[what] != new[what])
+    return tuple(Condition(what=what, before=old[what], after=new[what]) for what in differing)
 
 
 def _circumstances(side: Side) -> dict[ConditionKind, str]:
     summary = side.summary
+    last, oom = summary.steps[-1], summary.ended_by
+    end = "whole" if last.finished else f"failed in step {last.index}"
+    simulated = ", simulated" if summary.source == SourceKind.SIMULATED else ""
     found = {
-        ConditionKind.DEVICE: _device(summary),
+        ConditionKind.DEVICE: f"{summary.device.name or summary.device.type}{simulated}",
         ConditionKind.STEPS: str(len(summary.steps)),
-        ConditionKind.END: _end(summary),
+        ConditionKind.END: end if oom is None else f"out of memory in {oom.where}",
         ConditionKind.RANK: str(summary.rank),
         ConditionKind.WORLD_SIZE: str(summary.world_size),
         ConditionKind.TORCH: summary.torch,
         ConditionKind.AMPMEM: summary.ampmem,
     }
     if summary.source != SourceKind.SNAPSHOT or summary.arm.name != Arm.AS_IS:
-        found[ConditionKind.PRECISION] = _precision(summary)
+        found[ConditionKind.PRECISION] = ", ".join(filter(None, (summary.arm.name, summary.arm.dtype)))
     if summary.last_step.batch_size is not None:
         found[ConditionKind.BATCH_SIZE] = str(summary.last_step.batch_size)
     if side.arguments is not None:
         found[ConditionKind.ARGUMENTS] = " ".join(side.arguments) or "none"
     return found
-
-
-def _device(summary: Summary) -> str:
-    name = summary.device.name or summary.device.type
-    return f"{name}, simulated" if summary.source == SourceKind.SIMULATED else name
-
-
-def _precision(summary: Summary) -> str:
-    arm = summary.arm
-    return ", ".join([str(arm.name), *([arm.dtype] if arm.dtype else [])])
-
-
-def _end(summary: Summary) -> str:
-    last, oom = summary.steps[-1], summary.ended_by
-    if oom is not None:
-        return f"out of memory in {oom.where}"
-    return "whole" if last.finished else f"failed in step {last.index}"
 
 
 # Two runs of changed code: the bytes of each group of allocations in one and in the other (``ampmem.diff/1``).
@@ -197,8 +180,13 @@ def difference(before: Side, after: Side, *, category: Category | None = None) -
         changes = _of_categories(before, after, category)
     else:
         changes = changes_of(match(old, new, renamed))
-    grown = after.total(category) - before.total(category)
-    allocated = [None if category is not None else side.summary.peak.allocated for side in (before, after)]
+    grown, sides = after.total(category) - before.total(category), (before, after)
+    allocated = [None if category is not None else side.summary.peak.allocated for side in sides]
+    outside = [
+        f"the peak of the whole run of {side.label} is {format_peak(whole.bytes)}, {PLACES[whole.where]}"
+        for side in sides
+        if category is None and (whole := side.summary.whole).where is not PeakPlace.STEP
+    ]
     return Difference(
         schema=SCHEMA,
         label_before=before.label,
@@ -211,24 +199,15 @@ def difference(before: Side, after: Side, *, category: Category | None = None) -
         categories_before=before.summary.peak.categories,
         categories_after=after.summary.peak.categories,
         conditions=conditions_of(before, after),
-        doubts=tuple(doubt for side in (before, after) for doubt in side.doubts()),
-        without_groups=tuple(side.label for side in (before, after) if side.groups is None),
+        doubts=tuple(doubt for side in sides for doubt in side.doubts()),
+        without_groups=tuple(side.label for side in sides if side.groups is None),
         changes=changes,
         renamed=renamed,
         residual=grown - sum(change.grown for change in changes),
         allocated_before=allocated[0],
         allocated_after=allocated[1],
-        elsewhere_in_run=() if category is not None else tuple(map(_outside, filter(_is_outside, (before, after)))),
+        elsewhere_in_run=tuple(outside),
     )
-
-
-def _is_outside(side: Side) -> bool:
-    return side.summary.whole.where is not PeakPlace.STEP
-
-
-def _outside(side: Side) -> str:
-    whole = side.summary.whole
-    return f"the peak of the whole run of {side.label} is {format_peak(whole.bytes)}, {PLACES[whole.where]}"
 
 
 def renames_between(before: Side, after: Side) -> tuple[Renamed, ...]:
@@ -238,12 +217,10 @@ def renames_between(before: Side, after: Side) -> tuple[Renamed, ...]:
 
 
 def _of_categories(before: Side, after: Side, category: Category | None) -> tuple[GroupChange, ...]:
+    old, new = before.summary.peak.categories, after.summary.peak.categories
     if category is not None:
-        sizes = {category: (before.total(category), after.total(category))}
-    else:
-        old, new = before.summary.peak.categories, after.summary.peak.categories
-        sizes = {each: (old[each], new[each]) for each in CATEGORIES}
-    return largest_first(of_category(each, *pair) for each, pair in sizes.items() if pair[0] != pair[1])
+        old, new = {category: before.total(category)}, {category: after.total(category)}
+    return largest_first(of_category(each, size, new[each]) for each, size in old.items() if size != new[each])
 
 
 # The most bytes held at any instant of the steps tell growth from a mere shift to another instant.
@@ -257,22 +234,6 @@ class Most:
     made: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mosts:
-    """The most bytes that the code of a change held at any instant, in each run."""
-
-    before: Most
-    after: Most
-
-    def explain(self, change: GroupChange) -> bool:
-        """Whether ``change`` is larger because its code needs more, not because it is alive at another instant.
-
-        Code that makes more bytes per step counts as needing more, whatever it holds at once: it may be a new line.
-        """
-        more = max(self.after.held - self.before.held, self.after.made - self.before.made)
-        return 2 * more > change.grown
-
-
 class Histories:
     """What the changed groups held over time, for two runs whose allocations are known."""
 
@@ -283,16 +244,20 @@ class Histories:
         self._old, self._new = _History(before.groups.analysis), _History(after.groups.analysis)
         self._kin = Kin(self._old.makers, self._new.makers, renames_between(before, after))
 
-    def mosts(self, change: GroupChange) -> Mosts:
-        """The most of each run for ``change``, matched by the surest likeness that both have; 0 before for new code."""
-        found = Mosts(before=_NOTHING, after=Most(held=change.after, made=change.after))
+    def explain(self, change: GroupChange) -> bool:
+        """Whether ``change`` is larger because its code needs more, not because it is alive at another instant.
+
+        Code that makes more bytes per step counts as needing more, whatever it holds at once: it may be a new line. It
+        is matched by the surest likeness that both runs have; new code held nothing before.
+        """
+        before, after = _NOTHING, Most(held=change.after, made=change.after)
         maker = like(Group, change, dtype=None, shape=None, bytes=0, count=0)
         for old, new in self._kin.of(maker, gone=change.lines_of is WhichRun.BEFORE):
             if new:
-                found = Mosts(before=self._old.most(old), after=self._new.most(new))
-            if found.before.held:
-                return found
-        return found
+                before, after = self._old.most(old), self._new.most(new)
+            if before.held:
+                break
+        return 2 * max(after.held - before.held, after.made - before.made) > change.grown
 
 
 _NOTHING = Most(held=0, made=0)

@@ -17,7 +17,7 @@ from ampmem.analysis.ops import plain_op, result_of
 from ampmem.analysis.out_of_memory import FailedRequest, failure_position
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
-from ampmem.analysis.timeline.marks import phase_at
+from ampmem.analysis.timeline.marks import phase_at, unfinished_step
 from ampmem.analysis.timeline.timeline import PARTS
 from ampmem.events import NO_STEP, Column, Fact, Phase, Recording, StepRecord
 from ampmem.names import MAPPED
@@ -118,8 +118,7 @@ class TrainingRun:
     @property
     def unfinished(self) -> StepRecord | None:
         """The step in which memory ran out."""
-        steps = self.recording.steps
-        return steps[-1] if steps and not steps[-1].finished else None
+        return unfinished_step(self.recording)
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:

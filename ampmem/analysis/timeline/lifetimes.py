@@ -78,6 +78,14 @@ class Lifetimes:
         alive: Mask = (self.born < position) & ((self.died == ALIVE) | (self.died >= position))
         return alive
 
+    def owners(self, events: int) -> Column:
+        """The allocation that each of ``events`` events made or freed."""
+        owner = np.zeros(events, dtype=np.int64)
+        freed = np.flatnonzero(self.died != ALIVE)
+        owner[self.born] = np.arange(len(self))
+        owner[self.died[freed]] = freed
+        return owner
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedFacts:

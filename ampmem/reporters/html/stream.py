@@ -17,7 +17,6 @@ from ampmem.analysis.jsonable import Json, like
 from ampmem.analysis.layers import AllocatorLayers, address_map
 from ampmem.analysis.ops import result_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column, SegmentAction
 from ampmem.reporters.html.safety import distinct_texts, visible
 from ampmem.units import format_count
@@ -282,11 +281,9 @@ def places_of(analysis: Analysis) -> tuple[list[Json], Column]:
 
 def _of_events(analysis: Analysis, born: Column, died: Column) -> Column:
     """For each event the value of its allocation: that in ``born`` for an alloc, that in ``died`` for a free."""
-    lifetimes = analysis.lifetimes
-    values = np.zeros(len(analysis.recording.events), dtype=np.int64)
-    values[lifetimes.born] = born
-    freed = np.flatnonzero(lifetimes.died != ALIVE)
-    values[lifetimes.died[freed]] = died[freed]
+    owner = analysis.lifetimes.owners(len(analysis.recording.events))
+    values: Column = died[owner] if len(owner) else owner
+    values[analysis.lifetimes.born] = born
     return values
 
 

@@ -82,7 +82,6 @@ def test_every_entry_says_where_it_is_from() -> None:
         for key, entry in entries.items():
             assert key == entry.key
             assert entry.source
-            assert entry.title
 
 
 @pytest.mark.parametrize(("precision", "optimizer"), [("fp64", "adam"), ("fp32", "lion")])
