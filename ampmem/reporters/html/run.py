@@ -38,7 +38,7 @@ from ampmem.events import Column
 from ampmem.names import NOT_KNOWN, RAN_ON_PREDICTED, has_times, natural
 from ampmem.recording import read
 from ampmem.reporters.html.progress import PageProgress
-from ampmem.reporters.html.stream import SegmentView, StreamView, address_map_view, base64_of, compressed, stream_view
+from ampmem.reporters.html.stream import SegmentView, StreamView, address_map_view, packed, stream_view
 from ampmem.reporters.text.answer import asked, capital, place_of, to_come
 from ampmem.reporters.text.estimate import fit_in_short, sentences
 from ampmem.reporters.text.memory import parameters_in_layers
@@ -441,7 +441,7 @@ def _view(entry: Entry, summary: Summary, title: str, events: RunEvents | None) 
 def packed_words(summary: Summary, said: Said) -> str:
     """The JSON of a run on the page, without its events."""
     text = json.dumps(plain(RunWords(summary=summary, said=said)), allow_nan=False, separators=(",", ":"))
-    return base64_of(compressed([text.encode()]))
+    return packed([text.encode()])
 
 
 def said_of(summary: Summary, told: Sequence[Finding], to_baseline: Headline | None = None) -> Said:
