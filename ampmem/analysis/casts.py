@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -203,8 +204,8 @@ def casts_of(history: MemoryHistory, ledger: CastLedger) -> Casts:
     steps, parameters = tuple(_steps(history, ledger)), _by_parameter(history.recording, ledger)
     hits: int | None = int(ledger.hits.sum())
     if history.recording.run.source is SourceKind.SNAPSHOT:  # which has the cache's releases, not uses and holders
-        unseen = {"cache_hits": None, "held_by_autograd": None, "held_by_both": None}
-        parameters = tuple(replace(each, held_by_cache=each.held_by_cache or None, **unseen) for each in parameters)
+        unseen = partial(replace, cache_hits=None, held_by_autograd=None, held_by_both=None)
+        parameters = tuple(unseen(each, held_by_cache=each.held_by_cache or None) for each in parameters)
         steps, hits = tuple(map(_as_a_snapshot_knows, steps)), None
     return Casts(
         copies=len(ledger.bytes),

@@ -324,7 +324,7 @@ class CheckResult(Shown):
     def shrunk(self) -> tuple[Judged, ...]:
         """The sizes that are smaller than the baseline's."""
         compared = (each for each in self.judged if each.limit_of is Limit.BASELINE)
-        return tuple(each for each in compared if None not in (each.before, each.after) and each.after < each.before)
+        return tuple(each for each in compared if each.before and each.after is not None and each.after < each.before)
 
     def to_json(self) -> str:
         """The result as JSON text, as :func:`check_schema` describes it."""

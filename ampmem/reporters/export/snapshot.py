@@ -246,7 +246,7 @@ _CALLS: Final = {
 
 
 def _entry(action: str, address: int, size: int, stream: int, time_ns: int) -> dict[str, Item]:
-    place = {"action": action, "addr": address, "size": size, "stream": stream}
+    place: dict[str, Item] = {"action": action, "addr": address, "size": size, "stream": stream}
     return {**place, "time_us": time_ns // _US, "frames": []}
 
 

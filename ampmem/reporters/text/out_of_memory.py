@@ -15,7 +15,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.names import layers, of_all_layers, shape_text
 from ampmem.reporters.text.answer import asked, asked_by, device, free_blocks, lacking, left, to_come
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.memory import in_phases, render_categories
+from ampmem.reporters.text.memory import Parts, in_phases, render_categories
 from ampmem.reporters.text.plain_text import ABSENT, command_lines, wrapped
 from ampmem.units import format_bytes, format_count
 
@@ -53,7 +53,7 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
     for key, texts in facts:
         shown = [line for text in texts for line in wrapped(text, layout.width - _KEY)]
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
-    parts = {Category.TEMPORARIES: in_phases(oom.temporaries_by_phase)}
+    parts: Parts = {Category.TEMPORARIES: in_phases(oom.temporaries_by_phase)}
     alive = render_categories(oom.alive, parts, parameters_then(summary.parameters, oom), layout)
     lines += ["", layout.strong("alive when the request failed"), "", alive]
     if oom.largest:
