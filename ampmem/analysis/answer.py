@@ -13,7 +13,7 @@ from ampmem.analysis.findings import SEVERITIES
 from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.jsonable import like
 from ampmem.analysis.out_of_memory import FailedRequest
-from ampmem.analysis.summary import OutsidePeak, Peak, PeakPlace, Step, Summary, WholePeak
+from ampmem.analysis.summary import Measured, OutsidePeak, Peak, PeakPlace, Step, Summary, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PhaseName
 from ampmem.names import ran_on
@@ -35,7 +35,7 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakOf:
+class PeakOf(Measured):
     """The peak of one recording, in the compared step.
 
     ``phase`` is the phase of the peak; ``op`` and ``module`` are those of the alloc that reached it, where known.
@@ -48,11 +48,6 @@ class PeakOf:
     op: str | None
     module: str | None
     allocated: int | None = None
-
-    @property
-    def said(self) -> int:
-        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
-        return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

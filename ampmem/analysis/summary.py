@@ -86,8 +86,21 @@ class Marks:
     after_optimizer: Breakdown | None
 
 
+class Measured:
+    """A peak that may have been measured in two ways."""
+
+    __slots__ = ()
+    bytes: int
+    allocated: int | None
+
+    @property
+    def said(self) -> int:
+        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
+        return self.bytes if self.allocated is None else self.allocated
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class Peak(Measured):
     """The peak of a step: the instant with the most bytes allocated, or on the CPU requested.
 
     ``temporaries_by_phase`` splits the temporaries by phase of birth, ``communication_by_part`` the communication by
@@ -108,11 +121,6 @@ class Peak:
     allocated: int | None = None
     """The peak of a caching allocator in bytes (blocks with their rounding), as ``torch.cuda.max_memory_allocated()``
     returns it. ``None`` without such an allocator."""
-
-    @property
-    def said(self) -> int:
-        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
-        return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

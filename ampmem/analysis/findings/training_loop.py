@@ -363,10 +363,7 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         f"need them: they are held by {_listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
         bytes=size,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _change(shown),
-        evidence=(
-            *(f"{format_bytes(each.bytes)}: held by {each.in_words()}" for each in shown),
-            *run.largest(kept),
-        ),
+        evidence=(*(f"{format_bytes(each.bytes)}: held by {each.in_words()}" for each in shown), *run.largest(kept)),
         off_peak=run.off_peak(run.analysis.lifetimes.bytes * gone, since, place=len(run.steps) - 1),
         # What no variable is seen to hold may be held by the graph of one that is named.
         least=bool(names) and others and bool((kept & ~_seen(run, held)).any()),

@@ -388,10 +388,7 @@ def _fate(fates: Fates, name: str, gone: TermKind, later: TermKind) -> TermKind 
 SCALAR = 16
 """An optimizer's tensor of at most this many bytes is a counter, not a state."""
 
-_SPECIAL = {
-    ADAFACTOR.key: TermKind.FACTORED_STATE,
-    ADAM_8BIT.key: TermKind.SCALES_OF_BLOCKS,
-}
+_SPECIAL = {ADAFACTOR.key: TermKind.FACTORED_STATE, ADAM_8BIT.key: TermKind.SCALES_OF_BLOCKS}
 
 ModelOf = Callable[[ParameterRecord], OptimizerModel]
 

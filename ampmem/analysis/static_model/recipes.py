@@ -114,13 +114,7 @@ _MEGATRON = (
 )
 _PURE_HALF = "Hugging Face Transformers, pull request 21312: https://github.com/huggingface/transformers/pull/21312"
 
-FP32 = Precision(
-    key="fp32",
-    title="everything in float32",
-    parameters=4.0,
-    gradients=4.0,
-    source=_TRANSFORMERS,
-)
+FP32 = Precision(key="fp32", title="everything in float32", parameters=4.0, gradients=4.0, source=_TRANSFORMERS)
 """16 bytes per parameter with Adam. Source: Hugging Face Transformers documentation, Anatomy of Model's Memory."""
 
 USUAL_AMP = Precision(

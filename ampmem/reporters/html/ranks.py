@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from urllib.parse import urlencode
 
-from ampmem.analysis.ranks.ranks import (
-    Absence,
-    Alike,
-    GroupKind,
-    Rank,
-    RankGroup,
-    RankPeak,
-    Ranks,
-    Spread,
-)
+from ampmem.analysis.ranks.ranks import Absence, Alike, GroupKind, Rank, RankGroup, RankPeak, Ranks, Spread
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible

@@ -13,14 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ampmem.analysis.activations import (
-    FULL_PRECISION,
-    ActivationGroup,
-    ActivationPart,
-    Saving,
-    kind_in_words,
-    savings,
-)
+from ampmem.analysis.activations import FULL_PRECISION, ActivationGroup, ActivationPart, Saving, kind_in_words, savings
 from ampmem.analysis.advised import Advised
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import ParameterCasts

@@ -5,15 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampmem.analysis.static_model.recipes import (
-    COMPONENTS,
-    PUBLISHED,
-    TOLERANCE,
-    Measured,
-    Published,
-    Recipe,
-    match,
-)
+from ampmem.analysis.static_model.recipes import COMPONENTS, PUBLISHED, TOLERANCE, Measured, Published, Recipe, match
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
 from ampmem.reporters.text.plain_text import AT_MARK, per_parameter, shorten

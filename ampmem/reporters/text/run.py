@@ -165,12 +165,7 @@ def warning_lines(text: str, layout: Layout) -> list[str]:
 
 
 def render_next(
-    files: Sequence[str],
-    layout: Layout,
-    *,
-    more: bool = True,
-    pattern: str = "",
-    alone: tuple[str, str] | None = None,
+    files: Sequence[str], layout: Layout, *, more: bool = True, pattern: str = "", alone: tuple[str, str] | None = None
 ) -> str:
     """The commands for a page of ``files`` and, if there is ``more``, for all tables; empty without a file.
 

@@ -36,11 +36,7 @@ from ampmem.vocabulary import AUTOCAST_ARMS
 
 
 def render_reports(
-    reports: Sequence[Report],
-    *,
-    details: frozenset[Detail] = NOTHING,
-    all_steps: bool = False,
-    layout: Layout = PLAIN,
+    reports: Sequence[Report], *, details: frozenset[Detail] = NOTHING, all_steps: bool = False, layout: Layout = PLAIN
 ) -> str:
     """The tables of each report, with a line between them; ``all_steps`` shows the marks of every step."""
     return f"\n\n{separator(layout)}\n\n".join(
