@@ -101,7 +101,9 @@ def write_perfetto(analysis: Analysis, path: Path, *, force: bool = False) -> No
 
 def _trace(analysis: Analysis) -> Iterator[bytes]:
     """The tracks, then all packets in order of time."""
-    series = _series(analysis)
+    series: _Series = {str(category): analysis.timeline.series(category) for category in CATEGORIES}
+    if analysis.layers is not None:
+        series["reserved"] = analysis.layers.reserved
     yield from _tracks(analysis, list(series))
     start = analysis.start_ns
     marks = sorted([*_steps(analysis, start), *_phases(analysis, start)], key=itemgetter(0))
@@ -117,12 +119,6 @@ def _trace(analysis: Analysis) -> Iterator[bytes]:
         yield packets[done:].tobytes()
         written = due
     yield from (mark for _, mark in marks[written:])
-
-
-def _series(analysis: Analysis) -> _Series:
-    series = {str(category): analysis.timeline.series(category) for category in CATEGORIES}
-    layers = analysis.layers
-    return series if layers is None else {**series, "reserved": layers.reserved}
 
 
 def _tracks(analysis: Analysis, counters: list[str]) -> Iterator[bytes]:

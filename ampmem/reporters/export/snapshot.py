@@ -180,7 +180,7 @@ class _Frames:
     def __init__(self, analysis: Analysis) -> None:
         self._texts = analysis.recording.texts
         self.of = cache(self._of)
-        self._frame = cache(self._made)
+        self._frame = cache(lambda filename, line, name: Once({"name": name, "filename": filename, "line": int(line)}))
 
     def _of(self, stack: int, op: int) -> Once:
         lines = [line for line in self._texts[stack].split("\n") if line]
@@ -188,9 +188,6 @@ class _Frames:
         matches = ((line, _LINE.match(line)) for line in reversed(lines))
         parsed = [(line, "0", "") if match is None else match.groups() for line, match in matches]
         return Once([*native, *(self._frame(*frame) for frame in parsed)])
-
-    def _made(self, filename: str, line: str, name: str) -> Once:
-        return Once({"name": name, "filename": filename, "line": int(line)})
 
 
 def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:

@@ -277,7 +277,11 @@ def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: s
     return JobView(
         title=visible(first.script, MAX_PROSE),
         facts=tuple(visible(fact) for fact in _facts(jobs)),
-        problems=tuple(visible(text, MAX_PROSE) for ranks in jobs for text in _problems(ranks)),
+        problems=tuple(
+            visible(f"{capital(text.removeprefix('note: ').removesuffix('.'))}.", MAX_PROSE)
+            for ranks in jobs
+            for text in (*doubts(ranks), *absences(ranks))
+        ),
         tables=tuple(
             rank_table(ranks, shown, whole=whole, title=heading(ranks) if several else "")
             for ranks, shown in zip(jobs, pages, strict=True)
@@ -294,11 +298,6 @@ def _facts(jobs: Sequence[Ranks]) -> Iterable[str]:
     yield describe_device(job)
     yield f"precision: {', '.join(map(heading, jobs))}"
     yield f"torch {job.torch}, ampmem {job.ampmem}"
-
-
-def _problems(ranks: Ranks) -> Iterable[str]:
-    for text in (*doubts(ranks), *absences(ranks)):
-        yield f"{capital(text.removeprefix('note: ').removesuffix('.'))}."
 
 
 def _pages(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:

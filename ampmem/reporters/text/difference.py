@@ -65,9 +65,9 @@ def _parts(found: Difference) -> str:
     """
     if found.category is not None:
         return ""
-    parts = [(name(category), size) for category, size in _differences(found).items()]
-    parts += [("rounding of blocks", found.rounding)] if found.rounding else []
-    sizes = sorted(parts, key=lambda each: -abs(each[1]))
+    parts = [(name(each), found.categories_after[each] - found.categories_before[each]) for each in CATEGORIES]
+    parts.append(("rounding of blocks", found.rounding))
+    sizes = sorted((part for part in parts if part[1]), key=lambda part: -abs(part[1]))
     if len(sizes) == 1:
         return f" of {sizes[0][0]}"
     least = _SHARE * abs(sizes[0][1]) if sizes else 0
@@ -78,11 +78,6 @@ def _parts(found: Difference) -> str:
         return f", nearly all of it {shown[0][0]}"
     words = [f"{part} {signed(size)}" for part, size in shown]
     return f": {', '.join([*words, *([f'all else {signed(rest)}'] if abs(rest) >= least and rest else [])])}"
-
-
-def _differences(found: Difference) -> dict[Category, int]:
-    sizes = {each: found.categories_after[each] - found.categories_before[each] for each in CATEGORIES}
-    return {category: size for category, size in sizes.items() if size}
 
 
 def remarks(found: Difference) -> Iterator[str]:

@@ -131,13 +131,9 @@ def _published(parameters: int, layout: Layout) -> str:
     columns = [words("published, with Adam", least=_NAME), number("B/param"), number("bytes")]
     lines, body = table_lines(columns, rows, layout)
     for row, formula in zip(body, PUBLISHED.values(), strict=True):
-        lines += [*row, _wrap(f"{_sum(formula)}. {formula.counts}", layout, "  ", hang="")]
+        parts = [f"{size:g} {component.replace('_', ' ')}" for component, size in formula.components.items() if size]
+        lines += [*row, _wrap(f"{' + '.join(parts)}. {formula.counts}", layout, "  ", hang="")]
     return "\n".join(lines)
-
-
-def _sum(formula: Published) -> str:
-    parts = [f"{size:g} {component.replace('_', ' ')}" for component, size in formula.components.items() if size]
-    return " + ".join(parts)
 
 
 def _terms(recipe: Recipe, parameters: int, layout: Layout) -> str:
