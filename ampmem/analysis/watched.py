@@ -191,9 +191,7 @@ def full_recording(run: WatchedRun, number: int, into: Path) -> Full:
 
 
 def _part(run: WatchedRun, full: Full) -> FullPart:
-    known = FullPart(
-        number=full.number, why=full.why, first=full.first, last=full.last, peak=None, categories={}, lines={}
-    )
+    known = like(FullPart, full, peak=None, categories={}, lines={})
     with tempfile.TemporaryDirectory(prefix="ampmem-") as folder:
         path = Path(folder) / "full.ampmem"
         extract(run, full, path)

@@ -36,8 +36,17 @@ from ampmem.analysis.budgets.run import (
     require_comparable,
     runs_on,
 )
-from ampmem.analysis.difference.changes import GroupChange, changes_between, changes_of, of_category
-from ampmem.analysis.difference.difference import Condition, Histories, conditions_of, difference, renames_between
+from ampmem.analysis.difference.difference import (
+    Condition,
+    GroupChange,
+    Histories,
+    changes_between,
+    changes_of,
+    conditions_of,
+    difference,
+    of_category,
+    renames_between,
+)
 from ampmem.analysis.difference.matching import RenamedNames, match
 from ampmem.analysis.difference.sides import Group, Moment, Side, groups_in_module
 from ampmem.analysis.jsonable import Json, Name, OneOf, Signed, like, schema_of, text_of

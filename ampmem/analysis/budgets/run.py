@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.budgets.budget import ALLOCATED, COPIES, DEVICE, GROWTH, PEAK, RESERVED, Budget, module_in, nearest
-from ampmem.analysis.difference.changes import bytes_of
-from ampmem.analysis.difference.difference import conditions_of, difference
+from ampmem.analysis.difference.difference import bytes_of, conditions_of, difference
 from ampmem.analysis.difference.sides import (
     Group,
     Side,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -10,18 +11,221 @@ from typing import Annotated
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.difference.changes import GroupChange, WhichRun, changes_of, largest_first, of_category
-from ampmem.analysis.difference.changes import changes_between as changes_between
-from ampmem.analysis.difference.matching import Kin, Renamed, RenamedNames, match, renames
+from ampmem.analysis.difference.matching import Kin, Match, Renamed, RenamedNames, match, renames
 from ampmem.analysis.difference.sides import Group, Moment, Side, makers_of
 from ampmem.analysis.jsonable import Json, OneOf, Signed, like, schema_of, text_of
+from ampmem.analysis.ops import user_frame
 from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column
+from ampmem.names import of_all_layers
 from ampmem.output import Shown
 from ampmem.units import format_peak
 from ampmem.vocabulary import Arm, SourceKind
+
+# What became of each group of allocations; changes that are alike in every layer are one.
+
+
+class ChangeKind(StrEnum):
+    """What became of a group of allocations."""
+
+    NEW = "new"
+    GONE = "gone"
+    GREW = "grew"
+    SHRANK = "shrank"
+
+
+class WhichRun(StrEnum):
+    """The run before the change of code, or the run after it."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """The type and shape that all tensors of a group share; ``None`` where they differ or are unknown."""
+
+    dtype: str | None
+    shape: tuple[int, ...] | None
+
+
+UNKNOWN = Tensor(dtype=None, shape=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupChange:
+    """The bytes before and after of the allocations that share category, module, name, op and functions.
+
+    ``None`` means unknown. The ``name`` of an activation is the op that saved it.
+    """
+
+    category: Category
+    module: str | None = None
+    name: str | None = None
+    op: str | None = None
+    source_line: str | None = None
+    """The innermost frame of the stack that is the script's own: ``file:line function``."""
+    stack: tuple[str, ...] = ()
+    """The Python stack, outermost call first."""
+    lines_of: WhichRun = WhichRun.AFTER
+    """The run of ``source_line`` and ``stack``: the run after, unless the memory that differs is only in the run
+    before."""
+    before: int
+    after: int
+    count_before: int = 0
+    count_after: int = 0
+    tensor_before: Tensor = UNKNOWN
+    tensor_after: Tensor = UNKNOWN
+
+    @property
+    def kind(self) -> ChangeKind:
+        """What became of the group."""
+        if not self.before:
+            return ChangeKind.NEW
+        if not self.after:
+            return ChangeKind.GONE
+        return ChangeKind.GREW if self.grown > 0 else ChangeKind.SHRANK
+
+    @property
+    def grown(self) -> int:
+        """The bytes after less those before."""
+        return self.after - self.before
+
+
+def changes_between(before: Sequence[Group], after: Sequence[Group]) -> tuple[GroupChange, ...]:
+    """The groups that grew or shrank between two instants of one run or two, the largest change first."""
+    return changes_of(match(before, after))
+
+
+def changes_of(matches: Iterable[Match]) -> tuple[GroupChange, ...]:
+    """The groups that grew or shrank, the largest change first."""
+    found = (_change(each) for each in matches if bytes_of(each.before) != bytes_of(each.after))
+    return largest_first(found)
+
+
+def largest_first(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
+    """``changes`` in the order of display, the largest first; of equal ones growth comes first."""
+    return tuple(sorted(changes, key=lambda change: (-abs(change.grown), -change.grown)))
+
+
+def of_category(category: Category, before: int, after: int) -> GroupChange:
+    """The change of a whole category, if its groups are unknown."""
+    return GroupChange(category=category, before=before, after=after)
+
+
+def _change(pair: Match) -> GroupChange:
+    shown, run = _what_differs(pair)
+    named = (pair.after or pair.before)[0]
+    return like(
+        GroupChange,
+        shown,
+        category=named.category,
+        source_line=user_frame(shown.stack),
+        lines_of=run,
+        before=bytes_of(pair.before),
+        after=bytes_of(pair.after),
+        count_before=sum(group.count for group in pair.before),
+        count_after=sum(group.count for group in pair.after),
+        tensor_before=_tensor(pair.before),
+        tensor_after=_tensor(pair.after),
+    )
+
+
+def bytes_of(groups: Iterable[Group]) -> int:
+    """The bytes of all ``groups``."""
+    return sum(group.bytes for group in groups)
+
+
+def _what_differs(pair: Match) -> tuple[Group, WhichRun]:
+    """The largest group that is not the same in the other run, as one function may allocate in several lines."""
+    old, new = pair.before, pair.after
+    for lines in (True, False):
+        old, new = _beside(old, new, lines=lines), _beside(new, old, lines=lines)
+    # If every group has its like, the sides differ in number only: any group of the larger side shows that.
+    shown, run = (new, WhichRun.AFTER) if new else (old, WhichRun.BEFORE)
+    return max(shown, key=lambda group: group.bytes), run
+
+
+def _beside(groups: Sequence[Group], others: Sequence[Group], *, lines: bool) -> tuple[Group, ...]:
+    """The ``groups`` that have no like among ``others``; each of ``others`` is the like of one group only.
+
+    Likes are from the same code; with ``lines`` from the same lines, too.
+    """
+
+    def likeness(group: Group) -> Hashable:
+        return group.stack if lines else (), group.op, group.dtype, group.shape, group.bytes, group.count
+
+    there = Counter(map(likeness, others))
+    kept = []
+    for group in groups:
+        if there[likeness(group)]:
+            there[likeness(group)] -= 1
+        else:
+            kept.append(group)
+    return tuple(kept)
+
+
+def _tensor(groups: Sequence[Group]) -> Tensor:
+    dtypes, shapes = {group.dtype for group in groups}, {group.shape for group in groups}
+    dtype, shape = dtypes.pop() if len(dtypes) == 1 else None, shapes.pop() if len(shapes) == 1 else None
+    return Tensor(dtype=dtype, shape=shape)
+
+
+# Changes that are alike in every layer are folded into one: ``blocks.*.mlp.up``.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """One change, or several of a kind whose modules and names differ in numbers only, shown as ``*``.
+
+    ``largest`` is the change with the largest difference; bytes and counts are the sums.
+    """
+
+    largest: GroupChange
+    changes: tuple[GroupChange, ...]
+    module: str | None
+    name: str | None
+    before: int
+    after: int
+
+    @property
+    def grown(self) -> int:
+        """The bytes after less those before."""
+        return self.after - self.before
+
+
+def folded(changes: Iterable[GroupChange]) -> tuple[Fold, ...]:
+    """``changes``, each in one fold, the largest fold first."""
+    found: dict[Hashable, list[GroupChange]] = {}
+    for change in changes:
+        # New in some layers and larger in others are two things to look at, and a decrease must not hide inside an
+        # increase.
+        what = change.category, change.kind, change.op, change.source_line
+        alike = what, _common([change.module], fold=True), _common([change.name], fold=True)
+        found.setdefault(alike, []).append(change)
+    return tuple(sorted(map(_fold, found.values()), key=lambda fold: (-abs(fold.grown), -fold.grown)))
+
+
+def _common(names: Sequence[str | None], *, fold: bool = False) -> str | None:
+    """The name that all ``names`` share: with ``*`` for the numbers if they differ, or to ``fold``."""
+    name = names[0]
+    return of_all_layers(name) if name is not None and (fold or len(set(names)) > 1) else name
+
+
+def _fold(changes: list[GroupChange]) -> Fold:
+    return Fold(
+        largest=max(changes, key=lambda change: abs(change.grown)),
+        changes=tuple(changes),
+        module=_common([change.module for change in changes]),
+        name=_common([change.name for change in changes]),
+        before=sum(change.before for change in changes),
+        after=sum(change.after for change in changes),
+    )
+
+
+# The difference, and the conditions that differ.
 
 
 class ConditionKind(StrEnum):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
 from ampmem.analysis.timeline.marks import failure_ns, trains
@@ -271,20 +272,14 @@ def view_of(
     for fact in Fact:
         bits[facts.allocation[facts.fact == fact]] |= 1 << fact
     backward = np.append(phases.time_ns[phases.phase == Phase.BACKWARD], FOREVER)
-    return View(
+    return like(
+        View,
+        lifetimes,
         facts=bits,
         elsewhere=lifetimes.address == OTHER_THREADS,
         unseen=_unseen(lifetimes, recording),
-        phase=lifetimes.phase,
-        step=lifetimes.step,
-        died_step=lifetimes.died_step,
-        op=lifetimes.op,
         line=_lines(lifetimes),
         kernels=np.array([text.startswith("aten::") for text in recording.texts], dtype=np.bool_),
-        module=lifetimes.module,
-        bytes=lifetimes.bytes,
-        born_ns=lifetimes.born_ns,
-        died_ns=lifetimes.died_ns,
         step_end_ns=_step_ends(lifetimes.step, steps),
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
         failure_ns=_failures(lifetimes, recording),

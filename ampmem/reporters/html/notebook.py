@@ -10,8 +10,7 @@ from pathlib import Path
 from ampmem.analysis.answer import verdict_of, verdict_of_one
 from ampmem.analysis.budgets.check import CheckResult, Judged
 from ampmem.analysis.comparison import Comparison, entry_of
-from ampmem.analysis.difference.changes import Fold, WhichRun, folded
-from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.difference.difference import Difference, Fold, WhichRun, folded
 from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category

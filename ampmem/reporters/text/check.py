@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from ampmem.analysis.budgets.budget import ALLOCATED, DEVICE, GROWTH, PEAK, RESERVED
 from ampmem.analysis.budgets.check import AT_PEAK, PEAK_IS, TRIALS_NOT_JUDGED, Broken, CheckResult, Judged, Limit
-from ampmem.analysis.difference.changes import GroupChange, changes_between, folded
+from ampmem.analysis.difference.difference import GroupChange, changes_between, folded
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.difference import changes_table, elsewhere, what
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.difference.changes import Fold, GroupChange, Tensor, WhichRun, folded
-from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.difference.difference import Difference, Fold, GroupChange, Tensor, WhichRun, folded
 from ampmem.analysis.difference.matching import Renamed
 from ampmem.analysis.difference.sides import Moment
 from ampmem.analysis.ops import plain_op
