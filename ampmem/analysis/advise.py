@@ -18,7 +18,7 @@ from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import gradients_through_forward
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, schema_of, text_of
-from ampmem.analysis.layers import outside_in, process_outside_in
+from ampmem.analysis.layers import outside_in
 from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import Category
@@ -83,8 +83,8 @@ def measured_memory(recording: Recording) -> Memory | None:
     allocated = summary_of(analysis).whole.bytes
     reserved = allocated if analysis.layers is None else int(analysis.layers.level.max())
     steps = [step.index for step in recording.steps]
-    own = [size for step in steps if (size := process_outside_in(recording, step)) is not None]
-    every = [size for step in steps if (size := outside_in(recording, step)) is not None]
+    own = [size for step in steps if (size := outside_in(recording, step)[1]) is not None]
+    every = [size for step in steps if (size := outside_in(recording, step)[0]) is not None]
     return Memory(allocated=allocated, reserved=reserved, used=reserved + max(own or every, default=0))
 
 

@@ -9,14 +9,14 @@ from functools import cached_property
 import numpy as np
 
 from ampmem.analysis.activations import Saved, saved_as
-from ampmem.analysis.casts import CastLedger, Casts, casts_of, ledger_of
+from ampmem.analysis.casts import Casts, casts_of, ledger_of
 from ampmem.analysis.layers import AllocatorLayers, layers_of, marks_residual, reserved_residual
 from ampmem.analysis.out_of_memory import FailedRequest, failed_request
 from ampmem.analysis.static_model.verdict import StaticVerdict, judge
 from ampmem.analysis.timeline.classify import classify, untrained, view_of
 from ampmem.analysis.timeline.lifetimes import Tensors, in_order, join_facts, pair, tensors_of
 from ampmem.analysis.timeline.marks import marks_of, phase_at
-from ampmem.analysis.timeline.timeline import CommunicationParts, MemoryHistory, communication_of, timeline
+from ampmem.analysis.timeline.timeline import MemoryHistory, communication_of, timeline
 from ampmem.events import OTHER_THREADS, UNKNOWN, Column, Phase, Recording, StepRecord
 from ampmem.names import is_warning, said_in
 from ampmem.units import format_bytes, format_count
@@ -38,12 +38,15 @@ class Conservation:
     @property
     def breach(self) -> str | None:
         """The error of the sums, in words; ``None`` where everything that could be compared agrees."""
-        parts = []
-        if self.residual_bytes:
-            parts.append(f"the categories are up to {_exactly(self.residual_bytes)} off the allocator's own total")
-        if self.reserved_residual_bytes:
-            size = _exactly(self.reserved_residual_bytes)
-            parts.append(f"the segments are up to {size} off the allocator's own reserved bytes")
+        compared = (
+            ("the categories", self.residual_bytes, "total"),
+            ("the segments", self.reserved_residual_bytes, "reserved bytes"),
+        )
+        parts = [
+            f"{what} are up to {format_bytes(size)} ({format_count(size)} bytes) off the allocator's own {other}"
+            for what, size, other in compared
+            if size
+        ]
         return ", and ".join(parts) or None
 
 
@@ -74,17 +77,11 @@ def doubts_of(conservation: Conservation, static_problem: str | None, notes: Seq
     found = []
     breach = conservation.breach
     if breach is not None:
-        found.append(
-            f"{breach}. Some of the memory below is attributed wrongly or not at all, and the static model proves "
-            "nothing."
-        )
+        wrong = "Some of the memory below is attributed wrongly or not at all, and the static model proves nothing."
+        found.append(f"{breach}. {wrong}")
     if static_problem not in (None, breach):
         found.append(f"{static_problem}.")
     return (*found, *(said_in(note) for note in notes if is_warning(note)))
-
-
-def _exactly(size: int) -> str:
-    return f"{format_bytes(size)} ({format_count(size)} bytes)"
 
 
 # Everything that the analysis derives from a recording before it is summed up for people.
@@ -152,10 +149,8 @@ class Analysis(MemoryHistory):
             return phase_at(self.recording.phases, step.start_ns), "", ""
         return Phase(int(self.recording.events.phase[position - 1])), *self.born_at(position)
 
-    @cached_property
-    def ledger(self) -> CastLedger:
-        """The cast copies, one entry each."""
-        return ledger_of(self)
+    ledger = cached_property(ledger_of)
+    """The cast copies, one entry each."""
 
     @cached_property
     def casts(self) -> Casts:
@@ -172,15 +167,11 @@ class Analysis(MemoryHistory):
         """For each allocation the type and shape of its tensor."""
         return tensors_of(self.lifetimes, self.facts, self.recording.texts)
 
-    @cached_property
-    def communication(self) -> CommunicationParts:
-        """The memory of distributed training, by purpose."""
-        return communication_of(self)
+    communication = cached_property(communication_of)
+    """The memory of distributed training, by purpose."""
 
-    @cached_property
-    def layers(self) -> AllocatorLayers | None:
-        """The allocator's layers; ``None`` where no segments are known."""
-        return layers_of(self)
+    layers = cached_property(layers_of)
+    """The allocator's layers; ``None`` where no segments are known."""
 
     @cached_property
     def verdict(self) -> StaticVerdict | None:

@@ -13,7 +13,7 @@ from ampmem.analysis.findings import SEVERITIES
 from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.jsonable import like
 from ampmem.analysis.out_of_memory import FailedRequest
-from ampmem.analysis.summary import OutsidePeak, Peak, PeakPlace, Step, Summary, WholePeak
+from ampmem.analysis.summary import Measured, OutsidePeak, Peak, PeakPlace, Step, Summary, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PhaseName
 from ampmem.names import ran_on
@@ -35,7 +35,7 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakOf:
+class PeakOf(Measured):
     """The peak of one recording, in the compared step.
 
     ``phase`` is the phase of the peak; ``op`` and ``module`` are those of the alloc that reached it, where known.
@@ -48,11 +48,6 @@ class PeakOf:
     op: str | None
     module: str | None
     allocated: int | None = None
-
-    @property
-    def said(self) -> int:
-        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
-        return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,33 +135,23 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakPart:
-    """The bytes of a peak that are in one category."""
-
-    category: Category
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
-    """What the peak of a recording is made of, the largest part first; ``step`` is the step of the peak.
+    """What the peak of a recording is made of; ``step`` is the step of the peak.
 
     ``saving`` is the finding whose change would take the most off the peak, or off what was alive when memory ran out;
     ``None`` where no finding says so. ``failed`` says that the script failed. ``short`` is the failed request that
     ended it: then ``peak``, ``step`` and ``parts`` are of that instant. ``outside`` is the peak outside of the recorded
-    steps, where that is higher, and ``outside_parts`` what it is made of; ``part`` says that the script ran on
-    unrecorded after those steps. ``whole`` is the peak of the whole run, which may be another one; ``None`` where
-    memory ran out.
+    steps, where that is higher; ``part`` says that the script ran on unrecorded after those steps. ``whole`` is the
+    peak of the whole run, which may be another one; ``None`` where memory ran out.
     """
 
     peak: PeakOf
     step: int
-    parts: tuple[PeakPart, ...]
+    parts: Breakdown
     saving: Finding | None
     failed: bool
     short: FailedRequest | None
     outside: OutsidePeak | None
-    outside_parts: tuple[PeakPart, ...]
     part: bool
     whole: WholePeak | None = None
 
@@ -196,13 +181,10 @@ class Verdict:
 def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = False) -> Verdict:
     """The verdict on the largest peak of a single recording; ``summary`` is ``None`` for an empty recording."""
     label = label or ("" if summary is None else summary.arm.name)
-    of_all = None
+    of_all, unsound = None, False
     if summary is not None:
         of_all = _composition(summary, summary.peak, summary.peak.step, label=label, failed=failed)
-        if summary.outside_steps is not None:
-            outside = summary.outside_steps
-            of_all = replace(of_all, outside=outside, outside_parts=_parts(outside.categories))
-    unsound = summary is not None and summary.conservation.breach is not None
+        of_all, unsound = replace(of_all, outside=summary.outside_steps), summary.conservation.breach is not None
     return Verdict(
         answer=None, labels=(label,), compositions=(of_all,), same_as=(None,), unsound=(label,) if unsound else ()
     )
@@ -246,7 +228,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
     return Composition(
         peak=replace(at, bytes=sum(live.values()), allocated=None if short else at.allocated),
         step=step,
-        parts=_parts(live),
+        parts=live,
         saving=max(
             # What would have helped after the recorded steps is unknown.
             (each for each in summary.findings if _matters(each, summary) and not (short and short.later)),
@@ -256,7 +238,6 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         failed=failed,
         short=short,
         outside=None,
-        outside_parts=(),
         part=ran_on(summary.notes) and summary.prediction is None,
         whole=None if short else summary.whole,
     )
@@ -267,11 +248,6 @@ def _matters(finding: Finding, summary: Summary) -> bool:
     prediction = summary.prediction
     roomy = prediction is not None and 2 * (prediction.margin or 0) > prediction.gpu_bytes
     return finding.saved > 0 and not (finding.off_reserved and roomy)
-
-
-def _parts(live: Breakdown) -> tuple[PeakPart, ...]:
-    parts = [PeakPart(category=category, bytes=live[category]) for category in CATEGORIES if live[category]]
-    return tuple(sorted(parts, key=lambda part: -part.bytes))
 
 
 def _answer(comparison: Comparison) -> Answer | None:
@@ -364,29 +340,21 @@ class _Run:
         return self.summary.casts.peak_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedFinding:
-    """A finding, and the labels of the recordings that share it."""
+def shared_findings(comparison: Comparison) -> list[tuple[Finding, list[str]]]:
+    """The judged findings of all recordings, each once with the labels of the recordings that share it.
 
-    finding: Finding
-    labels: tuple[str, ...]
-
-
-def shared_findings(comparison: Comparison) -> tuple[SharedFinding, ...]:
-    """The judged findings of all recordings, each once, in the order in which one recording has them.
-
-    Where the saved bytes differ between precisions, each precision has a line of its own.
+    They are in the order in which one recording has them. Where the saved bytes differ between precisions, each
+    precision has a line of its own.
     """
-    found: dict[tuple[str, ...], SharedFinding] = {}
+    found: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
     for entry, findings in zip(comparison.entries, judged_findings(comparison), strict=True):
         for finding in findings:
             key = finding.code, finding.message, finding.change, finding.saves
-            labels = found[key].labels if key in found else ()
-            found[key] = SharedFinding(finding=found[key].finding if labels else finding, labels=(*labels, entry.label))
+            found.setdefault(key, (finding, []))[1].append(entry.label)
     # The cache saves the same in both runs: once measured, once as an estimate.
-    codes = {shared.finding.code for shared in found.values()}
-    found = {key: shared for key, shared in found.items() if key[0] != _SPARED or _SPARES not in codes}
-    return tuple(sorted(found.values(), key=lambda shared: SEVERITIES.index(shared.finding.severity)))
+    codes = {code for code, *_ in found}
+    shown = [shared for (code, *_), shared in found.items() if code != _SPARED or _SPARES not in codes]
+    return sorted(shown, key=lambda shared: SEVERITIES.index(shared[0].severity))
 
 
 def judged_findings(comparison: Comparison) -> tuple[tuple[Finding, ...], ...]:
@@ -486,23 +454,15 @@ def _forward(mine: _Run, full: _Run) -> list[str]:
     return lines
 
 
-def _without_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
-    """The cost of the cache, compared with the run without it."""
-    return _cheaper(finding, mine, other, f"without autocast's cache ({other.label}) the cast copies")
-
-
-def _with_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
-    """The saving of the cache, compared with the run with it."""
-    uses = "weights are used more than once before backward and each use keeps its own cast copy"
-    return _cheaper(finding, mine, other, f"{uses}: with autocast's cache ({other.label}) they")
-
-
-def _cheaper(finding: Finding, mine: _Run, other: _Run, whose: str) -> Finding | None:
+def _cheaper(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     """The finding as the other run measured it: advice only if its peak is lower; ``None`` unless copies shrink."""
     saved, copies = mine.peak - other.peak, mine.casts - other.casts
     if copies <= 0:
         return None
-    lower = saved > 0
+    lower, whose = saved > 0, f"without autocast's cache ({other.label}) the cast copies"
+    if finding.code == _SPARES:
+        uses = "weights are used more than once before backward and each use keeps its own cast copy"
+        whose = f"{uses}: with autocast's cache ({other.label}) they"
     of_the_peak = f"and the run's peak is {format_bytes(saved)} lower" if lower else "but the run's peak is not lower"
     return replace(
         finding,
@@ -531,8 +491,8 @@ _SPARED, _SPARES = "cache-off-costs", "cache-on-saves"
 _JUDGES: Mapping[str, tuple[tuple[Arm, ...], _Judge]] = {
     "amp-saves": ((Arm.FP32,), _autocast),
     "amp-saves-nothing": ((Arm.FP32,), _autocast),
-    "cache-off-saves": ((Arm.AMP_NOCACHE,), _without_cache),
-    "cache-on-saves": ((Arm.AMP,), _with_cache),
-    "cache-off-costs": ((Arm.AMP_NOCACHE,), _cache_pays),
+    "cache-off-saves": ((Arm.AMP_NOCACHE,), _cheaper),
+    _SPARES: ((Arm.AMP,), _cheaper),
+    _SPARED: ((Arm.AMP_NOCACHE,), _cache_pays),
 }
 """By code: the arm that measured what the finding estimates, and the function that judges the finding then."""

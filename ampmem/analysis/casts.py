@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -126,8 +127,7 @@ class CastLedger:
     @property
     def hits(self) -> Column:
         """The uses of each copy that the cache served."""
-        hits: Column = np.where(self.cached, np.maximum(self.uses - 1, 0), 0)
-        return hits
+        return np.where(self.cached, np.maximum(self.uses - 1, 0), 0)
 
     def count(self, mine: Column | Mask) -> CopyCount:
         """The number and bytes of the copies in ``mine``."""
@@ -136,15 +136,13 @@ class CastLedger:
 
     def alive_at(self, history: MemoryHistory, position: int) -> Mask:
         """Which copies are alive once the first ``position`` events have happened."""
-        alive: Mask = history.lifetimes.alive_at(position)[self.allocation] & ~self.overwritten
-        return alive
+        return history.lifetimes.alive_at(position)[self.allocation] & ~self.overwritten
 
     def in_cache(self, history: MemoryHistory, instant_ns: int) -> Mask:
         """Which copies are in the cache at ``instant_ns``: held until then, or until they died."""
         facts = history.facts
         cleared = (facts.fact == Fact.CACHED) & (facts.time_ns < instant_ns)
-        kept: Mask = self.cached & ~np.isin(self.allocation, facts.allocation[cleared])
-        return kept
+        return self.cached & ~np.isin(self.allocation, facts.allocation[cleared])
 
 
 def ledger_of(history: MemoryHistory) -> CastLedger:
@@ -153,7 +151,9 @@ def ledger_of(history: MemoryHistory) -> CastLedger:
     mine, parameter, sizes, shared = _copies(history)
     view = _counts(facts, Fact.VIEW_CAST, len(lifetimes))[mine] > 0
     cleared = _counts(facts, Fact.CACHED, len(lifetimes))[mine] > 0
-    overwritten = _filled(mine, sizes) > lifetimes.bytes[mine]  # the first copy in the memory is the one that it keeps
+    # The bytes of the copies in an allocation up to each: the first copy in the memory is the one that it keeps.
+    filled, first = np.cumsum(sizes), np.searchsorted(mine, mine, side="left")
+    overwritten = filled - (filled[first] - sizes[first]) > lifetimes.bytes[mine]
     return CastLedger(
         allocation=mine,
         parameter=parameter,
@@ -166,14 +166,6 @@ def ledger_of(history: MemoryHistory) -> CastLedger:
         view=view,
         overwritten=overwritten,
     )
-
-
-def _filled(allocation: Column, sizes: Column) -> Column:
-    """For each copy the bytes of the copies in its allocation up to it; ``allocation`` ascends."""
-    filled = np.cumsum(sizes)
-    first = np.searchsorted(allocation, allocation, side="left")
-    before: Column = filled[first] - sizes[first]
-    return filled - before
 
 
 def _copies(history: MemoryHistory) -> tuple[Column, Column, Column, Mask]:
@@ -209,25 +201,23 @@ def _never_cleared(history: MemoryHistory, copies: Column, parameter: Column, vi
 
 def casts_of(history: MemoryHistory, ledger: CastLedger) -> Casts:
     """The ledger summed up; parameters by bytes, largest first."""
-    seen = history.recording.run.source is not SourceKind.SNAPSHOT
+    steps, parameters = tuple(_steps(history, ledger)), _by_parameter(history.recording, ledger)
+    hits: int | None = int(ledger.hits.sum())
+    if history.recording.run.source is SourceKind.SNAPSHOT:  # which has the cache's releases, not uses and holders
+        unseen = partial(replace, cache_hits=None, held_by_autograd=None, held_by_both=None)
+        parameters = tuple(unseen(each, held_by_cache=each.held_by_cache or None) for each in parameters)
+        steps, hits = tuple(map(_as_a_snapshot_knows, steps)), None
     return Casts(
         copies=len(ledger.bytes),
         bytes=int(ledger.bytes.sum()),
         peak_bytes=int(history.timeline.series(Category.CAST_COPIES).max()),
-        cache_hits=int(ledger.hits.sum()) if seen else None,
-        by_parameter=tuple(each if seen else _unseen(each) for each in _by_parameter(history.recording, ledger)),
-        steps=tuple(each if seen else _unseen_step(each) for each in _steps(history, ledger)),
+        cache_hits=hits,
+        by_parameter=parameters,
+        steps=steps,
     )
 
 
-def _unseen(parameter: ParameterCasts) -> ParameterCasts:
-    """The copies of ``parameter`` as a snapshot knows them: the cache's releases are seen, not uses and holders."""
-    cache = parameter.held_by_cache or None
-    return replace(parameter, cache_hits=None, held_by_cache=cache, held_by_autograd=None, held_by_both=None)
-
-
-def _unseen_step(step: StepCasts) -> StepCasts:
-    """The ledger of ``step`` as a snapshot knows it."""
+def _as_a_snapshot_knows(step: StepCasts) -> StepCasts:
     held = step.after_forward
     if held is not None:
         cache = held.cache if held.cache is not None and held.cache.copies else None
@@ -260,22 +250,17 @@ def _by_parameter(recording: Recording, ledger: CastLedger) -> tuple[ParameterCa
         np.add.at(found, of, values)
         return found.tolist()
 
-    columns = (
-        *(sums(np.ones(len(of), dtype=np.int64)), sums(ledger.bytes), sums(ledger.hits)),
-        *(sums(ledger.cached & ~saved), sums(~ledger.cached & saved), sums(ledger.cached & saved)),
-    )
-    found = [
-        ParameterCasts(
-            name=recording.texts[name],
-            copies=copies,
-            bytes=size,
-            cache_hits=hits,
-            held_by_cache=cache,
-            held_by_autograd=autograd,
-            held_by_both=both,
-        )
-        for name, copies, size, hits, cache, autograd, both in zip(names.tolist(), *columns, strict=True)
-    ]
+    columns = {
+        "name": [recording.texts[name] for name in names.tolist()],
+        "copies": sums(np.ones(len(of), dtype=np.int64)),
+        "bytes": sums(ledger.bytes),
+        "cache_hits": sums(ledger.hits),
+        "held_by_cache": sums(ledger.cached & ~saved),
+        "held_by_autograd": sums(~ledger.cached & saved),
+        "held_by_both": sums(ledger.cached & saved),
+    }
+    rows = zip(*columns.values(), strict=True)
+    found = [ParameterCasts(**dict(zip(columns, row, strict=True))) for row in rows]
     return tuple(sorted(found, key=lambda item: (-item.bytes, item.name)))
 
 
@@ -336,19 +321,16 @@ def _holders(history: MemoryHistory, ledger: CastLedger) -> list[Holders | None]
     born, died = _alive_between(history, ledger, history.timeline.positions(when))
     # The cache releases everything at once, so until then it still held all that it had taken.
     let_go = np.where(ledger.cached, np.searchsorted(when, _cleared_ns(history)[ledger.allocation], side="right"), 0)
+    cached, other = (born, np.minimum(died, let_go)), (np.maximum(born, let_go), died)
+
+    def counts(span: tuple[Column, Column], mine: Mask) -> list[CopyCount]:
+        return _in_order(order, _between(span[0][mine], span[1][mine], ledger.bytes[mine], len(when)))
+
     saved = ledger.saves > 0
-    groups = [
-        _in_order(order, _between(born[mine], np.minimum(died, let_go)[mine], ledger.bytes[mine], len(when)))
-        for mine in (~saved, saved)
-    ] + [
-        _in_order(order, _between(np.maximum(born, let_go)[mine], died[mine], ledger.bytes[mine], len(when)))
-        for mine in (~saved, saved)
-    ]
+    groups = counts(cached, ~saved), counts(other, saved), counts(cached, saved), counts(other, ~saved)
     return [
-        None
-        if marks.after_forward is None
-        else Holders(cache=groups[0][place], both=groups[1][place], neither=groups[2][place], autograd=groups[3][place])
-        for place, marks in enumerate(history.marks)
+        None if marks.after_forward is None else Holders(cache=cache, autograd=autograd, both=both, neither=neither)
+        for marks, cache, autograd, both, neither in zip(history.marks, *groups, strict=True)
     ]
 
 

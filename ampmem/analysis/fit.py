@@ -13,7 +13,7 @@ from math import isqrt
 from typing import Annotated, TypeAlias
 
 from ampmem.analysis.estimate import Fit, prediction_of
-from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, named, schema_of, text_of
+from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, like, named, schema_of, text_of
 from ampmem.errors import RecordingError
 from ampmem.events import Recording
 from ampmem.version import __version__
@@ -123,27 +123,17 @@ class Point:
     value: Positive
     fits: bool
     may_fit: bool
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    device_used_bytes: int | None
-    highest_device_used_bytes: int | None
-    outside_at_most_bytes: int = 0
-    allowed_bytes: int | None = None
+    allocated: int | None = field(metadata=named("allocated_bytes"))
+    reserved: int | None = field(metadata=named("reserved_bytes"))
+    used: int | None = field(metadata=named("device_used_bytes"))
+    highest: int | None = field(metadata=named("highest_device_used_bytes"))
+    outside_at_most: int = field(default=0, metadata=named("outside_at_most_bytes"))
+    allowed: int | None = field(default=None, metadata=named("allowed_bytes"))
 
     @property
     def memory(self) -> Memory | None:
         """The peaks of the run; ``None`` where memory ran out."""
-        if self.allocated_bytes is None or self.reserved_bytes is None or self.device_used_bytes is None:
-            return None
-        return Memory(
-            allocated=self.allocated_bytes,
-            reserved=self.reserved_bytes,
-            used=self.device_used_bytes,
-            highest=self.highest_device_used_bytes,
-            surely=self.fits,
-            outside_at_most=self.outside_at_most_bytes,
-            allowed=self.allowed_bytes,
-        )
+        return None if None in (self.allocated, self.reserved, self.used) else like(Memory, self, surely=self.fits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +165,7 @@ class ArmFit:
     @property
     def flat_from(self) -> int | None:
         """The smallest value with the peak of the largest that fits; ``None`` if no other value has that peak."""
-        peaks = {point.value: point.allocated_bytes for point in self.points if point.may_fit}
+        peaks = {point.value: point.allocated for point in self.points if point.may_fit}
         largest = self.largest_fitting
         same = min((value for value, peak in peaks.items() if largest and peak == peaks[largest]), default=largest)
         return None if same == largest else same
@@ -236,8 +226,12 @@ class FitResult:
         Both have the same largest value that fits; the first arm may have more values. ``None`` also if nothing fits,
         as no peak is known then.
         """
-        before = self.arms[: self.arms.index(arm)] if any(point.may_fit for point in arm.points) else ()
-        return next((other for other in before if _contains(other.memory, arm.memory)), None)
+        if not any(point.may_fit for point in arm.points):
+            return None
+        for other in self.arms[: self.arms.index(arm)]:
+            if bracket(other.memory) == bracket(arm.memory) and arm.memory.items() <= other.memory.items():
+                return other
+        return None
 
     def to_json(self) -> str:
         """The result as JSON text, as :func:`fit_schema` describes it."""
@@ -279,11 +273,6 @@ def fit_result(
     )
 
 
-def _contains(points: Points, those: Points) -> bool:
-    """Whether ``points`` contains the runs of ``those``, and both have the same largest value that fits."""
-    return bracket(points) == bracket(those) and those.items() <= points.items()
-
-
 def arm_fits(points: Mapping[Arm, Points]) -> tuple[ArmFit, ...]:
     """The runs of each arm, by value."""
     return tuple(_arm(arm, found) for arm, found in points.items())
@@ -302,24 +291,15 @@ def _arm(arm: Arm, points: Points) -> ArmFit:
 
 
 def _point(value: int, memory: Memory | None) -> Point:
-    return Point(
-        value=value,
-        fits=memory is not None and memory.surely,
-        may_fit=memory is not None,
-        allocated_bytes=None if memory is None else memory.allocated,
-        reserved_bytes=None if memory is None else memory.reserved,
-        device_used_bytes=None if memory is None else memory.used,
-        highest_device_used_bytes=None if memory is None else memory.highest,
-        outside_at_most_bytes=0 if memory is None else memory.outside_at_most,
-        allowed_bytes=None if memory is None else memory.allowed,
-    )
+    if memory is None:
+        return Point(value=value, fits=False, may_fit=False, allocated=None, reserved=None, used=None, highest=None)
+    return like(Point, memory, value=value, fits=memory.surely, may_fit=True)
 
 
 def break_evens(points: Mapping[Arm, Points]) -> tuple[BreakEven, ...]:
     """The break-even point of each other arm against :data:`BASELINE`; empty if that was not run."""
-    if BASELINE not in points:
-        return ()
-    return tuple(_break_even(arm, differences(points, arm)) for arm in points if arm != BASELINE)
+    others = [arm for arm in points if arm != BASELINE and BASELINE in points]
+    return tuple(_break_even(arm, differences(points, arm)) for arm in others)
 
 
 def bracket(points: Points) -> tuple[int | None, int | None]:
@@ -332,12 +312,8 @@ def bracket(points: Points) -> tuple[int | None, int | None]:
 
 def differences(points: Mapping[Arm, Points], arm: Arm) -> dict[int, int]:
     """The peak of ``arm`` less that of :data:`BASELINE` at each value that fits in both, by ascending value."""
-    found: dict[int, int] = {}
-    for value in sorted(points[arm]):
-        ours, theirs = points[arm][value], points[BASELINE].get(value)
-        if ours is not None and theirs is not None:
-            found[value] = ours.allocated - theirs.allocated
-    return found
+    both = ((value, points[arm][value], points[BASELINE].get(value)) for value in sorted(points[arm]))
+    return {value: ours.allocated - theirs.allocated for value, ours, theirs in both if ours and theirs}
 
 
 def crossing(found: Mapping[int, int]) -> tuple[int | None, int | None]:
@@ -370,14 +346,11 @@ def memory_of(recording: Recording) -> Memory | None:
 def _break_even(arm: Arm, found: Mapping[int, int]) -> BreakEven:
     costs, saves = crossing(found)
     smallest = min((value for value, difference in found.items() if difference < 0), default=None)
-    if not found:
-        verdict = SavingVerdict.UNKNOWN
-    elif costs is None:
-        verdict = SavingVerdict.ALWAYS
+    verdict = SavingVerdict.NEVER if smallest is None else SavingVerdict.REVERSED
+    if costs is None:
+        verdict = SavingVerdict.ALWAYS if found else SavingVerdict.UNKNOWN
     elif saves is not None:
         verdict = SavingVerdict.CROSSES
-    else:
-        verdict = SavingVerdict.NEVER if smallest is None else SavingVerdict.REVERSED
     return BreakEven(
         arm=arm,
         against=BASELINE,
@@ -441,15 +414,11 @@ def next_to_fit(points: Points, vary: Vary, total: int) -> int | None:
     if vary.low not in points:
         return vary.low
     fits, too_large = bracket(points)
-    if fits is None:
+    last = vary.low << DOUBLINGS if vary.high is None else vary.high
+    if fits is None or (fits >= last if too_large is None else too_large - fits == 1):
         return None
     if too_large is None:
-        last = vary.low << DOUBLINGS if vary.high is None else vary.high
-        if fits >= last:
-            return None
         return last if vary.high is not None else min(_grown(points, total), last)
-    if too_large - fits == 1:
-        return None
     # Runs that only raised the value say nothing about the predictions.
     guesses = GUESSES + (DOUBLINGS // 2 if vary.high is None else 0)
     guess = None if len(points) >= guesses else _largest_expected(points, fits, too_large, total)
@@ -522,12 +491,16 @@ def _largest_expected(points: Points, fits: int, too_large: int, total: int) -> 
         if above.highest is None or more < above.most:
             return None
         less, more = _allocated(below), _allocated(above)
-    if more <= less:
-        return None
     if above.allowed is not None:  # memory used outside of the allocator does not count for the process's limit
         total = min(total, above.allowed + above.used - above.reserved)
-    expected = larger + (total - more) * (larger - smaller) // (more - less)
-    return expected if expected < too_large else None
+    expected = _on_the_line((smaller, larger), (less, more), total)
+    return expected if expected is not None and expected < too_large else None
+
+
+def _on_the_line(values: tuple[int, int], sizes: tuple[int, int], total: int) -> int | None:
+    """The value that needs ``total`` bytes on the line through two runs; ``None`` if the line does not rise."""
+    (smaller, larger), (less, more) = values, sizes
+    return None if more <= less else larger + (total - more) * (larger - smaller) // (more - less)
 
 
 def _creeps(points: Points, fits: int, too_large: int) -> bool:
@@ -558,10 +531,9 @@ def _grown(points: Points, total: int) -> int:
     known = [(value, memory) for value, memory in sorted(points.items()) if memory is not None][-2:]
     larger, above = known[-1]
     smaller, below = known[0]
-    less, more = _growing(below, above, total)
-    if more <= less:
+    expected = _on_the_line((smaller, larger), _growing(below, above, total), total)
+    if expected is None:
         return larger * _GROWTH
-    expected = larger + (total - more) * (larger - smaller) // (more - less)
     least = larger + 1 if len(points) < GUESSES else larger * 2
     return min(max(expected, least), larger * _MOST_GROWTH)
 

@@ -317,10 +317,7 @@ def _object_schema(of: type, definitions: _Definitions) -> dict[str, Json]:
     for key, item in json_fields(of):
         description = {"description": written[item.name]} if item.name in written else {}
         properties[key] = {**_type(hints[item.name], definitions), **description}
-    return {
-        "description": _prose(of.__doc__ or ""),
-        **_exactly(properties),
-    }
+    return {"description": _prose(of.__doc__ or ""), **_exactly(properties)}
 
 
 def _exactly(properties: dict[str, Json]) -> dict[str, Json]:

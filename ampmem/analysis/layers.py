@@ -89,31 +89,20 @@ def reserved_residual(history: MemoryHistory, layers: AllocatorLayers | None) ->
     if layers is None:
         return None
     lacking = -int(min(layers.cached.min(), 0))
-    position = history.timeline.position
-    apart = [
-        abs(layers.reserved_at(instant, position(instant)) - record.reserved) for record, instant in _marked(history)
-    ]
+    there = ((record, layers.reserved_at(at, history.timeline.position(at))) for record, at in _marked(history))
+    apart = [abs(reserved - record.reserved) for record, reserved in there]
     return max([*apart, lacking]) if apart or lacking else None
 
 
-def outside_in(recording: Recording, step: int) -> int | None:
-    """The most bytes of the device outside of this allocator in the step: contexts, NCCL, other processes."""
-    found = [
-        layers.device_used - layers.reserved
-        for layers in recording.layers
-        if layers.step == step and layers.device_used is not None
-    ]
-    return max(found, default=None)
+def outside_in(recording: Recording, step: int) -> tuple[int | None, int | None]:
+    """The most bytes of the device outside of this allocator in the step: contexts, NCCL, other processes.
 
-
-def process_outside_in(recording: Recording, step: int) -> int | None:
-    """The part of :func:`outside_in` that the driver attributes to this process; ``None`` if it was not asked."""
-    found = [
-        layers.process_used - layers.reserved
-        for layers in recording.layers
-        if layers.step == step and layers.process_used is not None
-    ]
-    return max(found, default=None)
+    The second is the part that the driver attributes to this process. ``None`` if it was not asked.
+    """
+    layers = [each for each in recording.layers if each.step == step]
+    used = [each.device_used - each.reserved for each in layers if each.device_used is not None]
+    by_process = [each.process_used - each.reserved for each in layers if each.process_used is not None]
+    return max(used, default=None), max(by_process, default=None)
 
 
 def marks_residual(history: MemoryHistory) -> int | None:
@@ -121,14 +110,9 @@ def marks_residual(history: MemoryHistory) -> int | None:
 
     ``None`` if the allocator was never asked.
     """
-    timeline = history.timeline
-    return max(
-        (
-            abs(int(timeline.total[timeline.position(instant)]) - layers.requested)
-            for layers, instant in _marked(history)
-        ),
-        default=None,
-    )
+    total, position = history.timeline.total, history.timeline.position
+    apart = (abs(int(total[position(instant)]) - layers.requested) for layers, instant in _marked(history))
+    return max(apart, default=None)
 
 
 def _marked(history: MemoryHistory) -> Iterator[tuple[LayersRecord, int]]:
@@ -185,15 +169,11 @@ def address_map(history: MemoryHistory, position: int | None) -> Iterator[Segmen
     starts = lives.address[alive]
     for extent in segments_at(history.recording.segments, position):
         first, last = np.searchsorted(starts, [extent.address, extent.end]).tolist()
-        yield segment_map(history, extent, alive[first:last].tolist())
+        yield SegmentMap(extent=extent, pieces=tuple(pieces_of(history, extent, alive[first:last].tolist())))
 
 
-def segment_map(history: MemoryHistory, extent: Extent, inside: list[int]) -> SegmentMap:
-    """``extent`` with the blocks of the allocations ``inside`` it, which are sorted by address."""
-    return SegmentMap(extent=extent, pieces=tuple(_pieces(history, extent, inside)))
-
-
-def _pieces(history: MemoryHistory, extent: Extent, inside: list[int]) -> Iterator[SegmentPiece]:
+def pieces_of(history: MemoryHistory, extent: Extent, inside: list[int]) -> Iterator[SegmentPiece]:
+    """The pieces of ``extent`` with the blocks of the allocations ``inside`` it, which are sorted by address."""
     lives, at = history.lifetimes, extent.address
     starts = [int(lives.address[allocation]) for allocation in inside]
     for allocation, address, limit in zip(inside, starts, [*starts[1:], extent.end], strict=False):

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 _ATEN = "aten::"
 _PREFIXES = ("_", "native_", "cudnn_", "mkldnn_", "miopen_", "thnn_", "fused_")
 _SUFFIXES = ("_forward", "_with_indices", "_legit", "_")
-_WORDS = {
-    "_to_copy": ".to()",
-    "_log_softmax": "log-softmax",
-    "nll_loss2d_forward": "nll loss",
-}
+_WORDS = {"_to_copy": ".to()", "_log_softmax": "log-softmax", "nll_loss2d_forward": "nll loss"}
 _RESULTS = {
     "_log_softmax": "log-probabilities",
     "_softmax": "probabilities",

@@ -21,10 +21,10 @@ from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.static_model.verdict import state_to_come
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.lifetimes import Mask, Tensors
-from ampmem.analysis.timeline.marks import Instants, phase_at
+from ampmem.analysis.timeline.marks import phase_at, unfinished_step
 from ampmem.analysis.timeline.timeline import ByPhase, MemoryHistory, PhaseName
 from ampmem.errors import RecordingError
-from ampmem.events import NO_STEP, Fact, OomRecord, Phase, Recording, RunRecord, StepRecord
+from ampmem.events import NO_STEP, Fact, OomRecord, Phase, Recording, RunRecord
 from ampmem.vocabulary import Arm, AutocastDtype, Device, SourceKind, StepOn
 
 _REASONS = {
@@ -190,11 +190,14 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
     reserved = sum(segment.size for segment in segments)
     requested = sum(block.requested for block in blocks if block.allocated)
     recorded = recording.allocator is None or recording.allocator.device == oom.device
-    still = None if oom.later is None else _still_alive(history, position, oom.later)
-    if still is not None:
-        alive = _with_other(history, still, requested)
+    still = None
+    if oom.later is not None:  # what was alive at the end of the recording may have been freed since
+        still = history.lifetimes.alive_at(position) & np.isin(history.lifetimes.address, oom.later)
+    if still is None and recorded:
+        alive = history.timeline.breakdown(position)
     else:
-        alive = history.timeline.breakdown(position) if recorded else _all_other(requested)
+        nothing = np.zeros(len(history.lifetimes), dtype=np.bool_)
+        alive = _by_category(history, nothing if still is None else still, requested)
     limit, total = oom.limit, oom.total
     left = None if limit is None else max(limit - reserved, 0)
     reason = free.reason(oom.asked, oom.segment, oom.free, left)
@@ -217,10 +220,11 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         *_against(reason, expandable=expandable),
         *_against_the_largest(recording, alive, phase, updating=updating),
     )
+    last = unfinished_step(recording)
     found = like(
         FailedRequest,
         oom,
-        step=_step(recording, oom),
+        step=None if last is None and oom.step == NO_STEP else oom.step if last is None else last.index,
         phase=phase.name.lower(),
         ended_the_run=_ended(recording, oom),
         failures=len(recording.ooms),
@@ -256,49 +260,37 @@ def failure_position(history: MemoryHistory) -> int:
     return history.timeline.position(history.recording.ooms[-1].time_ns)
 
 
-def _still_alive(history: MemoryHistory, position: int, addresses: Sequence[int]) -> Mask:
-    """The allocations alive at the end of the recording that were still alive when memory ran out."""
-    lifetimes = history.lifetimes
-    still: Mask = lifetimes.alive_at(position) & np.isin(lifetimes.address, addresses)
-    return still
-
-
-def _with_other(history: MemoryHistory, still: Mask, size: int) -> Breakdown:
-    """``size`` bytes by category: those of ``still`` in their categories, the rest as other."""
+def _by_category(history: MemoryHistory, known: Mask, size: int) -> Breakdown:
+    """``size`` bytes by category: those of the allocations in ``known`` in their categories, the rest as other."""
     sizes = history.lifetimes.bytes
-    found = {category: int(sizes[still & history.classes.of(category)].sum()) for category in CATEGORIES}
+    found = {category: int(sizes[known & history.classes.of(category)].sum()) for category in CATEGORIES}
     return {**found, Category.OTHER: found[Category.OTHER] + max(size - sum(found.values()), 0)}
 
 
 def _parameters_there(history: MemoryHistory, position: int) -> int:
     """The elements of the parameters with memory at ``position``."""
-    facts, texts = history.facts, history.recording.texts
-    rows = (facts.fact == Fact.PARAMETER) & history.lifetimes.alive_at(position)[facts.allocation]
-    there = {texts[name] for name in np.unique(facts.name[rows]).tolist()}
+    facts = history.facts
+    there = _named(history, (facts.fact == Fact.PARAMETER) & history.lifetimes.alive_at(position)[facts.allocation])
     return sum(own_elements(record) for record in history.parameters if record.name in there)
-
-
-def _all_other(size: int) -> Breakdown:
-    return {category: size if category is Category.OTHER else 0 for category in CATEGORIES}
 
 
 def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | None:
     """The gradients and the optimizer state that the trained parameters still lack."""
-    recording, facts, texts = history.recording, history.facts, history.recording.texts
+    recording, facts = history.recording, history.facts
     optimizers = (*recording.optimizers, *recording.waiting)
     runs = (recording.phases.phase == Phase.FORWARD) | (recording.phases.phase == Phase.BACKWARD)
     trained = [record for record in recording.parameters if record.trainable]
     if not trained or not (optimizers or runs.any()) or recording.run.step_on in _INFERENCE:
         return None
     of_gradients = facts.fact == Fact.GRADIENT
-    alive = history.lifetimes.alive_at(position)
-    there = {texts[name] for name in np.unique(facts.name[of_gradients & alive[facts.allocation]]).tolist()}
-    if any(marks.after_backward is not None for marks, step in _with_steps(history) if step.finished):
+    there = _named(history, of_gradients & history.lifetimes.alive_at(position)[facts.allocation])
+    backwards = [(step, marks.after_backward) for step, marks in zip(recording.steps, history.marks, strict=True)]
+    if any(after is not None for step, after in backwards if step.finished):
         # A parameter without a gradient in a whole step never gets one.
-        ever = {texts[name] for name in np.unique(facts.name[of_gradients]).tolist()}
+        ever = _named(history, of_gradients)
         trained = [record for record in trained if record.name in ever]
     oom = recording.ooms[-1]
-    last = next((marks.after_backward for marks, step in _with_steps(history) if step.index == oom.step), None)
+    last = next((after for step, after in backwards if step.index == oom.step), None)
     over = phase is Phase.OPTIMIZER or (last is not None and last <= oom.time_ns)
     without = [] if over else [record for record in trained if record.name not in there]
     updated = [record for record in trained if not over or record.name in there]
@@ -310,25 +302,16 @@ def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | No
     )
 
 
-def _with_steps(history: MemoryHistory) -> Iterator[tuple[Instants, StepRecord]]:
-    return zip(history.marks, history.recording.steps, strict=True)
-
-
-def _unfinished(recording: Recording) -> bool:
-    return bool(recording.steps) and not recording.steps[-1].finished
+def _named(history: MemoryHistory, rows: Mask) -> set[str]:
+    """The names in these ``rows`` of the facts."""
+    return {history.recording.texts[name] for name in np.unique(history.facts.name[rows]).tolist()}
 
 
 def _ended(recording: Recording, oom: OomRecord) -> bool:
     failure = recording.run.failure
     if oom.later is None or failure is None:
-        return _unfinished(recording)
+        return unfinished_step(recording) is not None
     return "out of memory" in failure.message or failure.error.endswith(_ERROR)
-
-
-def _step(recording: Recording, oom: OomRecord) -> int | None:
-    if _unfinished(recording):
-        return recording.steps[-1].index
-    return None if oom.step == NO_STEP else oom.step
 
 
 def _state(oom: OomRecord) -> tuple[tuple[SnapshotSegment, ...], Candidates]:
@@ -336,17 +319,13 @@ def _state(oom: OomRecord) -> tuple[tuple[SnapshotSegment, ...], Candidates]:
     try:
         segments = unpack_segments(oom.segments)
         first, second = map(int, oom.pool.split(","))
-        _check_sizes(segments)
+        sizes = [segment.size for segment in segments]
+        sizes += [size for segment in segments for block in segment.blocks for size in (block.size, block.requested)]
+        if min(sizes, default=0) < 0 or sum(sizes) > _MOST:
+            raise ValueError("a size that no block has")
     except (TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise RecordingError(f"the recording is damaged: its out-of-memory state cannot be read ({error})") from error
     return segments, candidates(segments, oom.asked, oom.stream, (first, second))
-
-
-def _check_sizes(segments: Sequence[SnapshotSegment]) -> None:
-    sizes = [segment.size for segment in segments]
-    sizes += [size for segment in segments for block in segment.blocks for size in (block.size, block.requested)]
-    if min(sizes, default=0) < 0 or sum(sizes) > _MOST:
-        raise ValueError("a size that no block has")
 
 
 def _against(reason: Reason, *, expandable: bool) -> Iterator[Option]:
@@ -364,16 +343,12 @@ def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase, *
         change = _OR_FUSED if any(record.takes_fused for record in foreach) else _FOREACH
         yield Option(change=change, finding="foreach-temporaries")
     most = max(alive, key=lambda category: alive[category])
-    otherwise = _OTHERWISE
+    otherwise = _IN_SETUP if most is Category.PARAMETERS and phase is Phase.SETUP else _OTHERWISE
     if phase in (Phase.FORWARD, Phase.BACKWARD) and most is not Category.ACTIVATIONS and alive[Category.ACTIVATIONS]:
         yield Option(change=_LARGEST[Category.ACTIVATIONS])
         otherwise = _MODEL
-    if most in _LARGEST:
-        yield Option(change=_LARGEST[most], finding="gradients-through-forward" if most is Category.GRADIENTS else None)
-    elif most is Category.PARAMETERS:
-        yield Option(change=_IN_SETUP if phase == Phase.SETUP else otherwise)
-    else:
-        yield Option(change=otherwise)
+    finding = "gradients-through-forward" if most is Category.GRADIENTS else None
+    yield Option(change=_LARGEST.get(most, otherwise), finding=finding)
 
 
 def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase: Phase) -> tuple[str, ...]:
@@ -423,19 +398,15 @@ def _script(run: RunRecord) -> list[str] | None:
 
 def _shared_options(recording: Recording) -> tuple[list[str], list[str]]:
     """The recording's options that other commands take too: the precision, and the rest."""
-    run = recording.run
-    shared = [*(word for each in run.assume for word in ("--assume", each)), *_precision(recording, "--dtype")]
+    run, arm = recording.run, recording.arm
+    dtype = {"bfloat16": AutocastDtype.BF16, "float16": AutocastDtype.FP16}.get(arm.dtype or "")
+    shared = [word for each in run.assume for word in ("--assume", each)]
+    shared += ["--dtype", str(dtype)] if arm.forced and dtype is not None else []
     if run.world_size > 1:
         shared += ["--world-size", str(run.world_size), "--rank", str(run.rank)]
     if run.step_on:
         shared += ["--step-on", run.step_on]
-    return ["--precision", str(recording.arm.name)] if recording.arm.forced else [], shared
-
-
-def _precision(recording: Recording, option: str) -> list[str]:
-    """The option for autocast's type, if the command had it."""
-    dtype = {"bfloat16": AutocastDtype.BF16, "float16": AutocastDtype.FP16}.get(recording.arm.dtype or "")
-    return [option, str(dtype)] if recording.arm.forced and dtype is not None else []
+    return ["--precision", str(arm.name)] if arm.forced else [], shared
 
 
 def gpu_called(name: str, source: str, total: int) -> str:

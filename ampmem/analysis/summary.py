@@ -31,7 +31,7 @@ from ampmem.analysis.jsonable import (
     text_of,
 )
 from ampmem.analysis.largest import Held, LargeAllocation, held, largest
-from ampmem.analysis.layers import outside_in, process_outside_in
+from ampmem.analysis.layers import outside_in
 from ampmem.analysis.modules import ModuleMemory, modules
 from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.parameters import Parameters, parameters_of
@@ -44,7 +44,7 @@ from ampmem.events import AllocatorRecord, MeshAxis, Phase, Recording, StepRecor
 from ampmem.names import STILL_WRITTEN, is_warning
 from ampmem.output import Shown, in_short
 from ampmem.units import format_peak
-from ampmem.vocabulary import Arm, SourceKind
+from ampmem.vocabulary import STEP_MARKS, Arm, SourceKind
 
 SCHEMA = "ampmem.summary/1"
 
@@ -86,8 +86,21 @@ class Marks:
     after_optimizer: Breakdown | None
 
 
+class Measured:
+    """A peak that may have been measured in two ways."""
+
+    __slots__ = ()
+    bytes: int
+    allocated: int | None
+
+    @property
+    def said(self) -> int:
+        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
+        return self.bytes if self.allocated is None else self.allocated
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class Peak(Measured):
     """The peak of a step: the instant with the most bytes allocated, or on the CPU requested.
 
     ``temporaries_by_phase`` splits the temporaries by phase of birth, ``communication_by_part`` the communication by
@@ -108,11 +121,6 @@ class Peak:
     allocated: int | None = None
     """The peak of a caching allocator in bytes (blocks with their rounding), as ``torch.cuda.max_memory_allocated()``
     returns it. ``None`` without such an allocator."""
-
-    @property
-    def said(self) -> int:
-        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
-        return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,11 +373,6 @@ def summary_of(analysis: Analysis) -> Summary:
 
 def require_training(recording: Recording) -> None:
     """Raise :class:`NothingRecorded` if there is nothing to sum up."""
-    # A snapshot has what its ring buffer still held: maybe only a forward, without names of parameters.
-    if recording.run.source == SourceKind.SNAPSHOT and recording.steps:
-        return
-    if recording.steps and not recording.steps[-1].finished:  # memory may run out before there is a model
-        return
     if not recording.steps and STILL_WRITTEN in recording.notes:
         raise NothingRecorded(
             "nothing to show yet: the recording is being written, and no step has ended; try again later"
@@ -379,6 +382,10 @@ def require_training(recording: Recording) -> None:
             "nothing to show: no step ended during the recording; "
             "a step ends with an optimizer update, so let the script run until optimizer.step() has been called"
         )
+    # A snapshot has what its ring buffer still held: maybe only a forward, without names of parameters. And memory may
+    # run out before there is a model.
+    if recording.run.source == SourceKind.SNAPSHOT or not recording.steps[-1].finished:
+        return
     if trains(recording) and not (recording.phases.phase == Phase.BACKWARD).any():
         raise NothingRecorded(
             "nothing to show: no backward pass was recorded; call loss.backward() in the steps that are recorded, "
@@ -397,31 +404,21 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
     return like(
         Step,
         step,
-        loss_not_finite=_not_finite(step.loss),
+        loss_not_finite=None if step.loss is None or math.isfinite(step.loss) else str(step.loss),
         duration_ns=step.end_ns - step.start_ns,
-        marks=Marks(
-            after_forward=_breakdown(analysis, marks.after_forward),
-            after_backward=_breakdown(analysis, marks.after_backward),
-            after_optimizer=_breakdown(analysis, marks.after_optimizer),
-        ),
+        marks=Marks(**{name: _breakdown(analysis, getattr(marks, name)) for name in STEP_MARKS}),
         peak=replace(_peak_at(analysis, position, *analysis.made_by(position, step)), allocated=allocated),
         peak_reserved=None if layers is None else layers.peak_between(*between),
     )
 
 
-def _not_finite(loss: float | None) -> Literal["nan", "inf", "-inf"] | None:
-    if loss is None or math.isfinite(loss):
-        return None
-    if math.isnan(loss):
-        return "nan"
-    return "inf" if loss > 0 else "-inf"
-
-
 def _activations(analysis: Analysis) -> tuple[ActivationGroup, ...]:
     """The activations at the end of the last forward that a backward followed, or else when memory ran out."""
-    instants = [marks.after_forward for marks in analysis.marks if marks.after_forward is not None]
-    instants = instants or [failed for failed in (failure_ns(analysis.recording),) if failed is not None]
-    return activation_groups(analysis, analysis.saved_as, analysis.timeline.position(instants[-1])) if instants else ()
+    forwards = [marks.after_forward for marks in analysis.marks if marks.after_forward is not None]
+    instant = forwards[-1] if forwards else failure_ns(analysis.recording)
+    if instant is None:
+        return ()
+    return activation_groups(analysis, analysis.saved_as, analysis.timeline.position(instant))
 
 
 def _breakdown(analysis: Analysis, instant_ns: int | None) -> Breakdown | None:
@@ -484,12 +481,13 @@ def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:
     requested = int(analysis.timeline.total[position])
     allocated = int(analysis.lifetimes.block_bytes[analysis.lifetimes.alive_at(position)].sum())
     reserved = None if analysis.layers is None else int(analysis.layers.reserved[position])
+    outside, outside_process = outside_in(analysis.recording, step)
     return Allocator(
         requested=requested,
         rounding=allocated - requested,
         allocated=allocated,
         cached=None if reserved is None else reserved - allocated,
         reserved=reserved,
-        outside=outside_in(analysis.recording, step),
-        outside_process=process_outside_in(analysis.recording, step),
+        outside=outside,
+        outside_process=outside_process,
     )

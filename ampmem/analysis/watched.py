@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,7 +16,7 @@ from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.jsonable import Json, like, schema_of, text_of
 from ampmem.analysis.out_of_memory import FailedRequest, batch_varied, gpu_called
 from ampmem.analysis.summary import summary_of
-from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.growth import Growth, growth_of
 from ampmem.recording import read
@@ -153,6 +154,9 @@ def watched_run(
     if ending is None and not run.running:
         notes.append("the run was killed, or its machine went down: the file has no end")
     shortage = _shortage(rows, ending, full) if ending is not None and ending.out_of_memory else None
+    recent, speed = rows[-_RECENT:], None
+    if len(recent) > 1 and recent[-1].time_ns > recent[0].time_ns:
+        speed = (recent[-1].step - recent[0].step) * 1e9 / (recent[-1].time_ns - recent[0].time_ns)
     return WatchedSummary(
         format=FORMAT,
         file=str(named or run.path),
@@ -162,7 +166,7 @@ def watched_run(
         rows=len(rows),
         highest=highest,
         last=rows[-1] if rows else None,
-        steps_per_second=_speed(rows[-_RECENT:]),
+        steps_per_second=speed,
         growth=growth_of([row.step for row in rows], [row.alive for row in rows]),
         grown=run.grown,
         full=full,
@@ -176,26 +180,18 @@ def watched_run(
 _RECENT = 20
 
 
-def _speed(rows: Sequence[Row]) -> float | None:
-    if len(rows) < 2 or rows[-1].time_ns <= rows[0].time_ns:
-        return None
-    return (rows[-1].step - rows[0].step) * 1e9 / (rows[-1].time_ns - rows[0].time_ns)
-
-
 def full_recording(run: WatchedRun, number: int, into: Path) -> Full:
     """Write the full recording ``number`` to ``into``. Raises ``RecordingError`` if there is no such recording."""
-    for full in run.full:
-        if full.number == number:
-            extract(run, full, into)
-            return full
-    there = ", ".join(str(full.number) for full in run.full) or "none"
-    raise UsageError(f"{run.path} has no full recording {number}; it has: {there}")
+    full = next((full for full in run.full if full.number == number), None)
+    if full is None:
+        there = ", ".join(str(full.number) for full in run.full) or "none"
+        raise UsageError(f"{run.path} has no full recording {number}; it has: {there}")
+    extract(run, full, into)
+    return full
 
 
 def _part(run: WatchedRun, full: Full) -> FullPart:
-    known = FullPart(
-        number=full.number, why=full.why, first=full.first, last=full.last, peak=None, categories={}, lines={}
-    )
+    known = like(FullPart, full, peak=None, categories={}, lines={})
     with tempfile.TemporaryDirectory(prefix="ampmem-") as folder:
         path = Path(folder) / "full.ampmem"
         extract(run, full, path)
@@ -217,45 +213,35 @@ def _part(run: WatchedRun, full: Full) -> FullPart:
     )
 
 
-_BY_IDENTITY = (
-    Category.PARAMETERS,
-    Category.UNTRAINED,
-    Category.GRADIENTS,
-    Category.OPTIMIZER_STATE,
-    Category.BUFFERS,
-)
+_CATEGORIES = {
+    "parameters": (Category.PARAMETERS, Category.UNTRAINED),
+    "gradients": (Category.GRADIENTS,),
+    "optimizer state": (Category.OPTIMIZER_STATE,),
+    "buffers": (Category.BUFFERS,),
+}
+"""The groups that the recorder knows by identity, with the same categories of a full recording."""
+_BY_IDENTITY = frozenset(chain.from_iterable(_CATEGORIES.values()))
 _MOST_LINES = 50
 
 
 def _lines(analysis: Analysis) -> dict[str, int]:
     """The largest sums of blocks at the peak by line of the script, without the categories known by identity."""
     lifetimes, texts = analysis.lifetimes, analysis.recording.texts
-    rest = lifetimes.alive_at(analysis.peaks[analysis.top])
-    for category in _BY_IDENTITY:
-        rest &= ~analysis.classes.of(category)
-    line_at = {stack: _line_of(texts[stack]) for stack in np.unique(lifetimes.stack[rest]).tolist()}
-    found: dict[str, int] = {}
-    for index in np.flatnonzero(rest).tolist():
-        line = line_at[int(lifetimes.stack[index])]
-        size = max(int(lifetimes.block_bytes[index]), int(lifetimes.bytes[index]))
-        found[line] = found.get(line, 0) + size
+    by_identity = np.isin(analysis.classes.category, [CODES[category] for category in _BY_IDENTITY])
+    rest = lifetimes.alive_at(analysis.peaks[analysis.top]) & ~by_identity
+    line_at = {stack: _line_of(texts[stack].splitlines()) for stack in np.unique(lifetimes.stack[rest]).tolist()}
+    found: Counter[str] = Counter()
+    sizes = np.maximum(lifetimes.block_bytes, lifetimes.bytes)
+    for stack, size in zip(lifetimes.stack[rest].tolist(), sizes[rest].tolist(), strict=True):
+        found[line_at[stack]] += size
     found.pop("", None)
-    return dict(sorted(found.items(), key=lambda each: -each[1])[:_MOST_LINES])
+    return dict(found.most_common(_MOST_LINES))
 
 
-def _line_of(stack: str) -> str:
+def _line_of(stack: Sequence[str]) -> str:
     """``FILE:LINE`` of the innermost call outside torch and libraries; empty if there is none."""
-    own = [line for line in stack.splitlines() if "/site-packages/" not in line and "/torch/" not in line]
+    own = [line for line in stack if "/site-packages/" not in line and "/torch/" not in line]
     return own[-1].rpartition(" ")[0] if own else ""
-
-
-_CATEGORIES = {
-    "parameters": ("parameters", "untrained"),
-    "gradients": ("gradients",),
-    "optimizer state": ("optimizer_state",),
-    "buffers": ("buffers",),
-}
-"""The groups that the recorder knows by identity, with the same categories of a full recording."""
 
 
 def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
@@ -267,7 +253,7 @@ def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
         total=failed.device_total,
         reserved=failed.reserved,
         phase=failed.phase,
-        line=_line_of("\n".join(failed.stack)),
+        line=_line_of(failed.stack),
         held=tuple(
             HeldMemory(what=category.replace("_", " "), bytes=size, count=0)
             for category, size in failed.alive.items()
@@ -285,24 +271,19 @@ def _before(held: HeldMemory, full: FullPart | None, others: Sequence[HeldMemory
         return None
     if held.line:
         return full.lines.get(held.what, 0) if full.lines else None
-    known = _CATEGORIES.get(held.what)
     if not held.count:  # from a full recording, whose words are the categories
-        known = (held.what.replace(" ", "_"),)
-    if known is not None:
-        return sum(full.categories.get(key, 0) for key in known)
+        return full.categories.get(held.what.replace(" ", "_"), 0)
+    if held.what in _CATEGORIES:
+        return sum(full.categories.get(key, 0) for key in _CATEGORIES[held.what])
     if held.what == IDLE_PARAMETERS:
-        return max(full.categories.get("untrained", 0) - _frozen(full, others), 0)
+        # Without the parameters that nothing trains in models that ran.
+        ran = sum(each.bytes for each in others if each.what == "parameters")
+        frozen = max(ran - full.categories.get("parameters", 0), 0)
+        return max(full.categories.get("untrained", 0) - frozen, 0)
     if held.what != EVERYTHING_ELSE:  # a holder
         return None
-    named = set(chain.from_iterable(_CATEGORIES.values()))
-    rest = sum(size for key, size in full.categories.items() if key not in named)
+    rest = sum(size for key, size in full.categories.items() if key not in _BY_IDENTITY)
     return max(rest - sum(full.lines.get(each.what, 0) for each in others if each.line), 0)
-
-
-def _frozen(full: FullPart, held: Sequence[HeldMemory]) -> int:
-    """The bytes of parameters that nothing trains in models that ran."""
-    ran = sum(each.bytes for each in held if each.what == "parameters")
-    return max(ran - full.categories.get("parameters", 0), 0)
 
 
 def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> Shortage:
@@ -313,15 +294,9 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
     inside = full[-1].ended_by if full and ending.asked is None else None
     if inside is not None:
         full, ending = full[:-1], _as_ending(ending, inside)
+    last = full[-1] if full else None
     held = tuple(
-        HeldBefore(
-            what=each.what,
-            then=each.bytes,
-            before=_before(each, full[-1] if full else None, ending.held),
-            count=each.count,
-            line=each.line,
-        )
-        for each in ending.held
+        like(HeldBefore, each, then=each.bytes, before=_before(each, last, ending.held)) for each in ending.held
     )
     usual_peak = peaks[len(peaks) // 2] if peaks else None
     return like(Shortage, ending, usual_batch=usual, usual_peak=usual_peak, held=held)

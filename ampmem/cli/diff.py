@@ -78,7 +78,7 @@ def diff(
     layout = layout_for(sys.stdout)
     click.echo(found.to_json() if as_json else render_difference(found, layout, most=None if everything else most))
     if page is not None:
-        # Imports plotly, which a shell's completion must not wait for.
+        # Imports jinja2, which a shell's completion must not wait for.
         from ampmem.reporters.html import write_difference
 
         write_difference(before, after, found, page, force=force)

@@ -45,7 +45,7 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
     of diff --json no pages of the two runs; the page of fit --json is complete. These three cannot be combined with
     other files.
     """
-    # Imports plotly, which a shell's completion must not wait for.
+    # Imports jinja2, which a shell's completion must not wait for.
     from ampmem.reporters.html import write
     from ampmem.reporters.html.watched_page import write_watched
 

@@ -104,7 +104,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "analysis/static_model": ("recipes", "evidence", "explain", "verdict"),
     "analysis/findings": ("base", "copies precision training_loop whole_run"),
     "analysis/ranks": ("ranks", "jobs", "merge"),
-    "analysis/difference": ("sides", "matching", "changes", "difference"),
+    "analysis/difference": ("sides", "matching", "difference"),
     "analysis/budgets": ("budget", "run", "check"),
     "importer": ("replay unpickle", "trace", "infer", "recording"),
     "cli/processes": (

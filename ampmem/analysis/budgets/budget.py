@@ -36,11 +36,6 @@ class Budget:
     key: Name
     limit: int
 
-    @property
-    def module(self) -> tuple[str, str] | None:
-        """The module's name and the key in it, such as ``("encoder", "activations")``; ``None`` for the whole run."""
-        return module_in(self.key)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
@@ -114,21 +109,16 @@ def parse_allowance(text: str | int, option: str = "--allow") -> Allowance:
             raise ValueError(given)  # an exponent makes numbers without end
         if given.isdecimal() and not isinstance(text, bool):
             return Allowance(bytes=parse_bytes(given), text=f"{given} B")
+        if given[-1:].isalpha():  # 0.01 might be meant as a share
+            return Allowance(bytes=parse_bytes(given), text=given)
         if not given.endswith("%"):
-            return Allowance(bytes=_with_unit(given), text=given)
+            raise ValueError(given)
         fraction = Fraction(given[:-1].strip()) / 100
     except (ValueError, ZeroDivisionError):
         raise UsageError(f"{option}: {given!r:.60} is neither a share, such as 1%, nor a size, such as 10MiB") from None
     if fraction < 0:
         raise UsageError(f"{option}: {given} is negative; give 0 or more (a smaller peak never fails)")
     return Allowance(fraction=fraction, text=given)
-
-
-def _with_unit(text: str) -> int:
-    """The bytes of ``10MiB``. Raises ``ValueError`` for a number without a unit: ``0.01`` might be meant as a share."""
-    if not text[-1:].isalpha():
-        raise ValueError(text)
-    return parse_bytes(text)
 
 
 def check_key(key: str) -> None:
@@ -246,16 +236,16 @@ def _table(of: _Toml, key: str, path: Path) -> _Toml:
 def _budget_file(path: Path, ampmem: object) -> BudgetFile:
     if not isinstance(ampmem, dict):
         raise UsageError(f"{path}: tool.ampmem is not a table")
-    for key in ampmem:
-        if key != "budgets":
-            raise UsageError(
-                f"{path}: unknown table tool.ampmem.{key}{nearest(key, ['budgets'])}; the only table is {TABLE}"
-            )
+    for key in (key for key in ampmem if key != "budgets"):
+        meant = nearest(key, ["budgets"])
+        raise UsageError(f"{path}: unknown table tool.ampmem.{key}{meant}; the only table is {TABLE}")
     general: list[Budget] = []
     scripts: dict[str, tuple[Budget, ...]] = {}
     for key, value in _table(ampmem, "budgets", path).items():
         if isinstance(value, dict) and key != MODULES:
-            _require_script(path, key)
+            # A table that is not named like a script may be a misspelled key.
+            if not key.strip() or (nearest(key, KEYS) and not key.endswith(".py")):
+                raise UsageError(f"{path}: [{TABLE}.{_quoted(key)}] would be the table of a script{nearest(key, KEYS)}")
             scripts[key] = tuple(_budgets(path, f"{TABLE}.{_quoted(key)}", value))
         else:
             general += _budgets(path, TABLE, {key: value})
@@ -281,12 +271,6 @@ def _flat(limits: _Toml) -> Iterator[tuple[str, object]]:
             left += [(f"{key}.{name}", each) for name, each in reversed(value.items())]
         else:
             yield key, value
-
-
-def _require_script(path: Path, key: str) -> None:
-    """Raise :class:`UsageError` for a table not named like a script: it may be a misspelled key."""
-    if not key.strip() or (nearest(key, KEYS) and not key.endswith(".py")):
-        raise UsageError(f"{path}: [{TABLE}.{_quoted(key)}] would be the table of a script{nearest(key, KEYS)}")
 
 
 def _is_name_of(name: str, script: str) -> bool:
@@ -339,13 +323,10 @@ def _is_there(name: str, folder: Path, files: Iterable[tuple[str, ...]]) -> bool
 
 def _meant(name: str, names: Iterable[str]) -> str:
     """``; did you mean 'train.py'?``; the common ending ``.py`` does not make names alike."""
-    by_stem = {_stem(each): each for each in names}
-    near = get_close_matches(_stem(name), list(by_stem), n=1)
+    stem, *stems = (each.removeprefix(_MODULE).removesuffix(".py") for each in (name, *names))
+    by_stem = dict(zip(stems, names, strict=True))
+    near = get_close_matches(stem, list(by_stem), n=1)
     return f"; did you mean {by_stem[near[0]]!r}?" if near else ""
-
-
-def _stem(name: str) -> str:
-    return name.removeprefix(_MODULE).removesuffix(".py")
 
 
 def _names_like(name: str, files: Iterable[tuple[str, ...]], script: str | None) -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import compress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from ampmem.analysis.budgets.budget import (
     ALLOCATED,
@@ -35,16 +36,18 @@ from ampmem.analysis.budgets.run import (
     require_comparable,
     runs_on,
 )
-from ampmem.analysis.difference.changes import GroupChange, changes_between, changes_of, of_category
 from ampmem.analysis.difference.difference import (
     Condition,
-    Difference,
+    GroupChange,
     Histories,
+    changes_between,
+    changes_of,
     conditions_of,
     difference,
+    of_category,
     renames_between,
 )
-from ampmem.analysis.difference.matching import Renamed, RenamedNames, match
+from ampmem.analysis.difference.matching import RenamedNames, match
 from ampmem.analysis.difference.sides import Group, Moment, Side, groups_in_module
 from ampmem.analysis.jsonable import Json, Name, OneOf, Signed, like, schema_of, text_of
 from ampmem.analysis.modules import ROOT
@@ -78,7 +81,7 @@ class GrownGroups:
     instant: str
     changes: tuple[GroupChange, ...] = ()
     moved: tuple[GroupChange, ...] = ()
-    moments: tuple[Moment, Moment] | None = None
+    moments: tuple[Moment | None, Moment | None] | None = None
     held: tuple[Group, ...] = ()
     grouped: bool = True
 
@@ -90,9 +93,13 @@ def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
     of_module = module_in(key)
     if of_module is not None:
         return _in_a_module(run, baseline, *of_module)
-    categories = _what(key)
-    instant = AT_PEAK if not categories else _where_largest(categories)
-    if not categories and run.summary.whole.where is not PeakPlace.STEP:
+    categories: tuple[Category, ...] = (Category(key),) if key in tuple(Category) else ()
+    categories = PRECISION_COPIES if key == COPIES else categories
+    instant = AT_PEAK
+    if categories:
+        one = len(categories) == 1 and not categories[0].endswith("s")
+        instant = f"when {' and '.join(categories)} {'is' if one else 'are'} largest"
+    elif run.summary.whole.where is not PeakPlace.STEP:
         instant += " of the recorded steps (not the peak of the run),"
     if key in _BESIDE and (key != PEAK or run.summary.peak.allocated is not None):
         instant += f" of tensors alone, without {_BESIDE[key]}{_assumed(run)}"
@@ -107,14 +114,13 @@ def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
         return GrownGroups(instant=instant, changes=_ordered(sums), grouped=False, held=held)
     found = [difference(baseline, run.side, category=category) for category in categories or (None,)]
     histories = Histories(baseline, run.side)
-    changes: list[GroupChange] = []
-    moved: list[GroupChange] = []
-    for change in (change for each in found for change in each.changes):
-        told = change.grown < 0 or histories.mosts(change).explain(change)
-        (changes if told else moved).append(change)
-    return GrownGroups(
-        instant=instant, changes=_ordered(changes), moved=_ordered(moved), moments=_moments(found), held=held
-    )
+    every = _ordered(change for each in found for change in each.changes)
+    told = [each.grown < 0 or histories.explain(each) for each in every]
+    changes, moved = tuple(compress(every, told)), tuple(compress(every, (not explained for explained in told)))
+    # The instants, if they are not the same in both runs.
+    moments = found[0].moment_before, found[0].moment_after
+    elsewhere = moments if len(found) == 1 and found[0].elsewhere else None
+    return GrownGroups(instant=instant, changes=changes, moved=moved, moments=elsewhere, held=held)
 
 
 def _assumed(run: JudgedRun) -> str:
@@ -128,14 +134,6 @@ def _assumed(run: JudgedRun) -> str:
     )
 
 
-def _moments(found: Sequence[Difference]) -> tuple[Moment, Moment] | None:
-    """The instants of a difference, if they are not the same in both runs."""
-    if len(found) != 1 or not found[0].elsewhere:
-        return None
-    before, after = found[0].moment_before, found[0].moment_after
-    return None if before is None or after is None else (before, after)
-
-
 def _of_summaries(before: Side, after: Side, categories: Sequence[Category]) -> Iterator[GroupChange]:
     """The changes by module and category between two summaries; at the peak, the largest size of each category."""
     for category in categories:
@@ -144,18 +142,6 @@ def _of_summaries(before: Side, after: Side, categories: Sequence[Category]) -> 
         old, new = before.summary.most[category], after.summary.most[category]
         if old != new:
             yield of_category(category, old, new)
-
-
-def _where_largest(categories: Sequence[Category]) -> str:
-    one = len(categories) == 1 and not (categories[0].endswith("s"))
-    return f"when {' and '.join(categories)} {'is' if one else 'are'} largest"
-
-
-def _what(key: str) -> tuple[Category, ...]:
-    """The categories that ``key`` limits; empty for all."""
-    if key == COPIES:
-        return PRECISION_COPIES
-    return (Category(key),) if key in tuple(Category) else ()
 
 
 def _in_a_module(run: JudgedRun, baseline: Side | None, module: str, key: str) -> GrownGroups:
@@ -169,15 +155,10 @@ def _in_a_module(run: JudgedRun, baseline: Side | None, module: str, key: str) -
         by_module = _by_module(baseline, run.side, category, module)
         return GrownGroups(instant=instant, changes=_ordered(by_module), grouped=False, held=held)
     renamed = renames_between(baseline, run.side)
-    before = groups_in_module(baseline.groups.analysis, category, _before(renamed, module, baseline))
-    return GrownGroups(instant=instant, changes=_ordered(changes_of(match(before, held, renamed))), held=held)
-
-
-def _before(renamed: Sequence[Renamed], module: str, baseline: Side) -> str:
-    """The name of ``module`` in ``baseline``."""
     names = RenamedNames(renamed)
-    found = [each.name for each in baseline.summary.modules if names.of(each.name) == module]
-    return found[0] if found else module
+    old_names = (each.name for each in baseline.summary.modules if names.of(each.name) == module)
+    before = groups_in_module(baseline.groups.analysis, category, next(old_names, module))
+    return GrownGroups(instant=instant, changes=_ordered(changes_of(match(before, held, renamed))), held=held)
 
 
 def _from_step_to_step(run: JudgedRun) -> GrownGroups:
@@ -192,19 +173,12 @@ def _from_step_to_step(run: JudgedRun) -> GrownGroups:
 def _held(side: Side, categories: Sequence[Category]) -> tuple[Group, ...]:
     if side.groups is None:
         return ()
-    groups = (
-        [each for category in categories for each in side.groups.most[category]] if categories else side.groups.peak
-    )
-    return _largest_first(groups)
+    most = [each for category in categories for each in side.groups.most[category]]
+    return _largest_first(most if categories else side.groups.peak)
 
 
 def _largest_first(groups: Iterable[Group]) -> tuple[Group, ...]:
     return tuple(sorted(groups, key=lambda group: -group.bytes))
-
-
-def _in_module(wanted: str, name: str) -> bool:
-    """Whether the module ``name`` is ``wanted`` or inside it; every module is inside the empty name."""
-    return not wanted or (bool(name) if wanted == ROOT else f"{name}.".startswith(f"{wanted}."))
 
 
 def _by_module(before: Side, after: Side, category: Category, wanted: str = "") -> Iterator[GroupChange]:
@@ -218,7 +192,8 @@ def _by_module(before: Side, after: Side, category: Category, wanted: str = "") 
         yield of_category(category, before.summary.most[category], after.summary.most[category])
         return
     for name in {**old, **new}:
-        if old.get(name, 0) != new.get(name, 0) and _in_module(wanted, name):
+        inside = not wanted or (bool(name) if wanted == ROOT else f"{name}.".startswith(f"{wanted}."))
+        if old.get(name, 0) != new.get(name, 0) and inside:
             yield replace(of_category(category, old.get(name, 0), new.get(name, 0)), module=name or None)
 
 
@@ -351,14 +326,8 @@ class CheckResult(Shown):
     @property
     def shrunk(self) -> tuple[Judged, ...]:
         """The sizes that are smaller than the baseline's."""
-        return tuple(
-            each
-            for each in self.judged
-            if each.limit_of is Limit.BASELINE
-            and each.before is not None
-            and each.after is not None
-            and each.after < each.before
-        )
+        compared = (each for each in self.judged if each.limit_of is Limit.BASELINE)
+        return tuple(each for each in compared if each.before and each.after is not None and each.after < each.before)
 
     def to_json(self) -> str:
         """The result as JSON text, as :func:`check_schema` describes it."""
@@ -413,42 +382,23 @@ def check_run(
 def not_judged(label: str, why: str) -> CheckResult:
     """The result for a run that could not be summed up; ``why`` is the reason."""
     named = rank_of(Path(label))
-    return CheckResult(
-        schema=SCHEMA,
-        ampmem=__version__,
-        label=label,
-        rank=0 if named is None else named.rank,
-        world_size=1 if named is None else named.world_size,
-        ok=False,
-        problems=(why,),
-        baseline=None,
-        judged=(),
-        broken=(),
-        notes=(),
-    )
+    rank, ranks = (0, 1) if named is None else (named.rank, named.world_size)
+    nothing: dict[str, Any] = {"baseline": None, "judged": (), "broken": (), "notes": ()}
+    found = {"label": label, "rank": rank, "world_size": ranks, "problems": (why,), **nothing}
+    return CheckResult(schema=SCHEMA, ampmem=__version__, ok=False, **found)
 
 
 def _budgets(run: JudgedRun, budgets: Sequence[Budget], baseline: Side | None) -> Iterator[Judged]:
     for budget in budgets:
         before = None if baseline is None else before_of(baseline.summary, budget)
+        judged = like(Judged, budget, limit_of=Limit.BUDGET, before=before, after=None, kept=False)
         try:
-            after, unknown = measured(run, budget), None
+            after, least = measured(run, budget), least_of(run, budget)
         except NotMeasured as error:
-            after, unknown = None, str(error)
-        yield Judged(
-            key=budget.key,
-            limit_of=Limit.BUDGET,
-            limit=budget.limit,
-            before=before,
-            after=after,
-            kept=after is not None and after <= budget.limit,
-            unknown=unknown,
-            least=None if after is None else _below(least_of(run, budget), after),
-        )
-
-
-def _below(least: int | None, after: int) -> int | None:
-    return least if least is not None and least < after else None
+            yield replace(judged, unknown=str(error))
+        else:
+            below = least if least is not None and least < after else None
+            yield replace(judged, after=after, kept=after <= budget.limit, least=below)
 
 
 def _trials(run: JudgedRun, budgets: Sequence[Budget]) -> Iterator[str]:
@@ -477,17 +427,18 @@ def _compared(run: JudgedRun, baseline: Side | None, allow: Allowance) -> Iterat
 
 
 def _broken(judged: Judged, found: GrownGroups) -> Broken:
+    grew, (before, after) = tuple(each for each in found.changes if each.grown > 0), found.moments or (None, None)
     return like(
         Broken,
         judged,
         instant=found.instant,
-        moment_before=None if found.moments is None else found.moments[0],
-        moment_after=None if found.moments is None else found.moments[1],
+        moment_before=before,
+        moment_after=after,
         moved=found.moved,
-        grew=tuple(change for change in found.changes if change.grown > 0),
+        grew=grew,
         shrank=sum(change.grown for change in found.changes if change.grown < 0),
         grouped=found.grouped,
-        held=() if found.moved or any(change.grown > 0 for change in found.changes) else found.held,
+        held=() if found.moved or grew else found.held,
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.budgets.budget import ALLOCATED, COPIES, DEVICE, GROWTH, PEAK, RESERVED, Budget, nearest
-from ampmem.analysis.difference.changes import bytes_of
-from ampmem.analysis.difference.difference import conditions_of, difference
+from ampmem.analysis.budgets.budget import ALLOCATED, COPIES, DEVICE, GROWTH, PEAK, RESERVED, Budget, module_in, nearest
+from ampmem.analysis.difference.difference import bytes_of, conditions_of, difference
 from ampmem.analysis.difference.sides import (
     Group,
     Side,
@@ -21,7 +20,6 @@ from ampmem.analysis.difference.sides import (
     side_given,
 )
 from ampmem.analysis.jsonable import NotOfThisKind, parsed
-from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.soundness import wrong_sums
 from ampmem.analysis.summary import SCHEMA, Summary, require_training, summary_of
 from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
@@ -103,8 +101,7 @@ def run_given(given: object, label: str) -> JudgedRun:
     """
     if isinstance(given, Recording):
         return run_of(given, label)
-    side = side_given(given, label) if isinstance(given, Summary) else None
-    return read_run(path_given(given)) if side is None else run_of_side(side)
+    return run_of_side(side_given(given, label)) if isinstance(given, Summary) else read_run(path_given(given))
 
 
 def read_run(path: Path, label: str | None = None) -> JudgedRun:
@@ -139,13 +136,11 @@ def _growth(analysis: Analysis) -> StepGrowth | None:
 
 def _problems(summary: Summary) -> Iterator[str]:
     yield from wrong_sums(summary)
-    unfinished = next((step.index for step in summary.steps if not step.finished), None)
     oom = summary.out_of_memory
+    failed = [f"step {step.index}" for step in summary.steps if not step.finished][:1]
     if oom is not None:
-        went_on = "" if oom.ended_the_run else ", and the script went on"
-        yield f"memory ran out in {oom.where}{went_on}: how much the run would have needed is not known"
-    elif unfinished is not None:
-        yield f"memory ran out in step {unfinished}: how much the run would have needed is not known"
+        failed = [f"{oom.where}{'' if oom.ended_the_run else ', and the script went on'}"]
+    yield from (f"memory ran out in {where}: how much the run would have needed is not known" for where in failed)
 
 
 def _ending(recording: Recording, summary: Summary) -> Iterator[str]:
@@ -177,12 +172,18 @@ def measured(run: JudgedRun, budget: Budget) -> int:
         return summary.whole.at_most
     if key in OF_SUMMARY:
         return of_summary(summary, key)
-    if budget.module is not None:
-        return _of_module(summary, *budget.module)
+    if (of_module := module_in(key)) is not None:
+        return _of_module(summary, *of_module)
+    if key == GROWTH and run.growth is not None:
+        return run.growth.per_step
+    if key == GROWTH and run.side.groups is None:
+        raise NotMeasured("a summary's JSON does not have what is alive at the end of each step; give the recording")
     if key == GROWTH:
-        return _growth_per_step(run)
+        raise NotMeasured("it needs at least two steps with an update; record more with --steps")
+    if key == ALLOCATED and run.allocated is None:
+        raise NotMeasured("a summary's JSON does not have the allocated bytes of each event; give the recording")
     if key == ALLOCATED:
-        return _allocated_at_most(run)
+        return max(run.allocated or 0, summary.whole.at_most)
     reserved = _reserved(summary)
     return reserved if key == RESERVED else _device(summary, reserved)
 
@@ -221,52 +222,23 @@ def before_of(summary: Summary, budget: Budget) -> int | None:
         return None
 
 
-def module_of(summary: Summary, name: str) -> ModuleMemory | None:
-    """The memory of the module ``name``; ``None`` if the run has no such module."""
-    return next((module for module in summary.modules if module.name == name), None)
-
-
 def _of_module(summary: Summary, name: str, key: str) -> int:
-    module = module_of(summary, name)
-    if module is None:
-        raise NotMeasured(f"no module {name!r} was seen{_meant(name, [each.name for each in summary.modules])}")
-    return int(getattr(module, key))
-
-
-def _meant(name: str, names: Sequence[str]) -> str:
-    """A question that offers the ``names`` ending with ``name``: with several models, names begin with the model's."""
-    ends = [each for each in names if each.endswith(f".{name}")]
-    if not ends:
-        return nearest(name, names)
-    return f"; did you mean {' or '.join(map(repr, ends[:_MEANT]))}?"
-
-
-def _growth_per_step(run: JudgedRun) -> int:
-    if run.growth is not None:
-        return run.growth.per_step
-    if run.side.groups is None:
-        raise NotMeasured("a summary's JSON does not have what is alive at the end of each step; give the recording")
-    raise NotMeasured("it needs at least two steps with an update; record more with --steps")
-
-
-def _allocated_at_most(run: JudgedRun) -> int:
-    summary = run.summary
-    if run.allocated is not None:
-        return max(run.allocated, summary.whole.at_most)
-    raise NotMeasured("a summary's JSON does not have the allocated bytes of each event; give the recording")
+    modules = {module.name: module for module in summary.modules}
+    if name in modules:
+        return int(getattr(modules[name], key))
+    # With several models, names begin with the model's.
+    ends = [each for each in modules if each.endswith(f".{name}")]
+    meant = f"; did you mean {' or '.join(map(repr, ends[:_MEANT]))}?" if ends else nearest(name, modules)
+    raise NotMeasured(f"no module {name!r} was seen{meant}")
 
 
 def _reserved(summary: Summary) -> int:
     """The peak of reserved bytes; for a simulated device the upper bound."""
     found = [step.peak_reserved for step in summary.steps if step.peak_reserved is not None]
+    if not found and summary.source is SourceKind.CPU:
+        raise NotMeasured("the CPU's allocator reserves nothing; record on a GPU, or with --device sim")
     if not found:
-        cpu = summary.source is SourceKind.CPU
-        why = (
-            "the CPU's allocator reserves nothing; record on a GPU, or with --device sim"
-            if cpu
-            else "the reserved memory is not known"
-        )
-        raise NotMeasured(why)
+        raise NotMeasured("the reserved memory is not known")
     return max(*found, 0 if summary.prediction is None else summary.prediction.most_reserved)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -10,18 +11,221 @@ from typing import Annotated
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.difference.changes import GroupChange, WhichRun, changes_of, largest_first, of_category
-from ampmem.analysis.difference.changes import changes_between as changes_between
-from ampmem.analysis.difference.matching import Kin, Renamed, RenamedNames, match, renames
+from ampmem.analysis.difference.matching import Kin, Match, Renamed, RenamedNames, match, renames
 from ampmem.analysis.difference.sides import Group, Moment, Side, makers_of
 from ampmem.analysis.jsonable import Json, OneOf, Signed, like, schema_of, text_of
-from ampmem.analysis.summary import PLACES, PeakPlace, Summary
-from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
+from ampmem.analysis.ops import user_frame
+from ampmem.analysis.summary import PLACES, PeakPlace
+from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column
+from ampmem.names import of_all_layers
 from ampmem.output import Shown
 from ampmem.units import format_peak
 from ampmem.vocabulary import Arm, SourceKind
+
+# What became of each group of allocations; changes that are alike in every layer are one.
+
+
+class ChangeKind(StrEnum):
+    """What became of a group of allocations."""
+
+    NEW = "new"
+    GONE = "gone"
+    GREW = "grew"
+    SHRANK = "shrank"
+
+
+class WhichRun(StrEnum):
+    """The run before the change of code, or the run after it."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """The type and shape that all tensors of a group share; ``None`` where they differ or are unknown."""
+
+    dtype: str | None
+    shape: tuple[int, ...] | None
+
+
+UNKNOWN = Tensor(dtype=None, shape=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupChange:
+    """The bytes before and after of the allocations that share category, module, name, op and functions.
+
+    ``None`` means unknown. The ``name`` of an activation is the op that saved it.
+    """
+
+    category: Category
+    module: str | None = None
+    name: str | None = None
+    op: str | None = None
+    source_line: str | None = None
+    """The innermost frame of the stack that is the script's own: ``file:line function``."""
+    stack: tuple[str, ...] = ()
+    """The Python stack, outermost call first."""
+    lines_of: WhichRun = WhichRun.AFTER
+    """The run of ``source_line`` and ``stack``: the run after, unless the memory that differs is only in the run
+    before."""
+    before: int
+    after: int
+    count_before: int = 0
+    count_after: int = 0
+    tensor_before: Tensor = UNKNOWN
+    tensor_after: Tensor = UNKNOWN
+
+    @property
+    def kind(self) -> ChangeKind:
+        """What became of the group."""
+        if not self.before:
+            return ChangeKind.NEW
+        if not self.after:
+            return ChangeKind.GONE
+        return ChangeKind.GREW if self.grown > 0 else ChangeKind.SHRANK
+
+    @property
+    def grown(self) -> int:
+        """The bytes after less those before."""
+        return self.after - self.before
+
+
+def changes_between(before: Sequence[Group], after: Sequence[Group]) -> tuple[GroupChange, ...]:
+    """The groups that grew or shrank between two instants of one run or two, the largest change first."""
+    return changes_of(match(before, after))
+
+
+def changes_of(matches: Iterable[Match]) -> tuple[GroupChange, ...]:
+    """The groups that grew or shrank, the largest change first."""
+    found = (_change(each) for each in matches if bytes_of(each.before) != bytes_of(each.after))
+    return largest_first(found)
+
+
+def largest_first(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
+    """``changes`` in the order of display, the largest first; of equal ones growth comes first."""
+    return tuple(sorted(changes, key=lambda change: (-abs(change.grown), -change.grown)))
+
+
+def of_category(category: Category, before: int, after: int) -> GroupChange:
+    """The change of a whole category, if its groups are unknown."""
+    return GroupChange(category=category, before=before, after=after)
+
+
+def _change(pair: Match) -> GroupChange:
+    shown, run = _what_differs(pair)
+    named = (pair.after or pair.before)[0]
+    return like(
+        GroupChange,
+        shown,
+        category=named.category,
+        source_line=user_frame(shown.stack),
+        lines_of=run,
+        before=bytes_of(pair.before),
+        after=bytes_of(pair.after),
+        count_before=sum(group.count for group in pair.before),
+        count_after=sum(group.count for group in pair.after),
+        tensor_before=_tensor(pair.before),
+        tensor_after=_tensor(pair.after),
+    )
+
+
+def bytes_of(groups: Iterable[Group]) -> int:
+    """The bytes of all ``groups``."""
+    return sum(group.bytes for group in groups)
+
+
+def _what_differs(pair: Match) -> tuple[Group, WhichRun]:
+    """The largest group that is not the same in the other run, as one function may allocate in several lines."""
+    old, new = pair.before, pair.after
+    for lines in (True, False):
+        old, new = _beside(old, new, lines=lines), _beside(new, old, lines=lines)
+    # If every group has its like, the sides differ in number only: any group of the larger side shows that.
+    shown, run = (new, WhichRun.AFTER) if new else (old, WhichRun.BEFORE)
+    return max(shown, key=lambda group: group.bytes), run
+
+
+def _beside(groups: Sequence[Group], others: Sequence[Group], *, lines: bool) -> tuple[Group, ...]:
+    """The ``groups`` that have no like among ``others``; each of ``others`` is the like of one group only.
+
+    Likes are from the same code; with ``lines`` from the same lines, too.
+    """
+
+    def likeness(group: Group) -> Hashable:
+        return group.stack if lines else (), group.op, group.dtype, group.shape, group.bytes, group.count
+
+    there = Counter(map(likeness, others))
+    kept = []
+    for group in groups:
+        if there[likeness(group)]:
+            there[likeness(group)] -= 1
+        else:
+            kept.append(group)
+    return tuple(kept)
+
+
+def _tensor(groups: Sequence[Group]) -> Tensor:
+    dtypes, shapes = {group.dtype for group in groups}, {group.shape for group in groups}
+    dtype, shape = dtypes.pop() if len(dtypes) == 1 else None, shapes.pop() if len(shapes) == 1 else None
+    return Tensor(dtype=dtype, shape=shape)
+
+
+# Changes that are alike in every layer are folded into one: ``blocks.*.mlp.up``.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """One change, or several of a kind whose modules and names differ in numbers only, shown as ``*``.
+
+    ``largest`` is the change with the largest difference; bytes and counts are the sums.
+    """
+
+    largest: GroupChange
+    changes: tuple[GroupChange, ...]
+    module: str | None
+    name: str | None
+    before: int
+    after: int
+
+    @property
+    def grown(self) -> int:
+        """The bytes after less those before."""
+        return self.after - self.before
+
+
+def folded(changes: Iterable[GroupChange]) -> tuple[Fold, ...]:
+    """``changes``, each in one fold, the largest fold first."""
+    found: dict[Hashable, list[GroupChange]] = {}
+    for change in changes:
+        # New in some layers and larger in others are two things to look at, and a decrease must not hide inside an
+        # increase.
+        what = change.category, change.kind, change.op, change.source_line
+        alike = what, _common([change.module], fold=True), _common([change.name], fold=True)
+        found.setdefault(alike, []).append(change)
+    return tuple(sorted(map(_fold, found.values()), key=lambda fold: (-abs(fold.grown), -fold.grown)))
+
+
+def _common(names: Sequence[str | None], *, fold: bool = False) -> str | None:
+    """The name that all ``names`` share: with ``*`` for the numbers if they differ, or to ``fold``."""
+    name = names[0]
+    return of_all_layers(name) if name is not None and (fold or len(set(names)) > 1) else name
+
+
+def _fold(changes: list[GroupChange]) -> Fold:
+    return Fold(
+        largest=max(changes, key=lambda change: abs(change.grown)),
+        changes=tuple(changes),
+        module=_common([change.module for change in changes]),
+        name=_common([change.name for change in changes]),
+        before=sum(change.before for change in changes),
+        after=sum(change.after for change in changes),
+    )
+
+
+# The difference, and the conditions that differ.
 
 
 class ConditionKind(StrEnum):
@@ -51,48 +255,31 @@ class Condition:
 def conditions_of(before: Side, after: Side) -> tuple[Condition, ...]:
     """The conditions that differ; a condition that is unknown for one run does not count."""
     old, new = _circumstances(before), _circumstances(after)
-    return tuple(
-        Condition(what=what, before=old[what], after=new[what])
-        for what in ConditionKind
-        if what in old and what in new and old[what] != new[what]
-    )
+    differing = (what for what in ConditionKind if what in old and what in new and old[what] != new[what])
+    return tuple(Condition(what=what, before=old[what], after=new[what]) for what in differing)
 
 
 def _circumstances(side: Side) -> dict[ConditionKind, str]:
     summary = side.summary
+    last, oom = summary.steps[-1], summary.ended_by
+    end = "whole" if last.finished else f"failed in step {last.index}"
+    simulated = ", simulated" if summary.source == SourceKind.SIMULATED else ""
     found = {
-        ConditionKind.DEVICE: _device(summary),
+        ConditionKind.DEVICE: f"{summary.device.name or summary.device.type}{simulated}",
         ConditionKind.STEPS: str(len(summary.steps)),
-        ConditionKind.END: _end(summary),
+        ConditionKind.END: end if oom is None else f"out of memory in {oom.where}",
         ConditionKind.RANK: str(summary.rank),
         ConditionKind.WORLD_SIZE: str(summary.world_size),
         ConditionKind.TORCH: summary.torch,
         ConditionKind.AMPMEM: summary.ampmem,
     }
     if summary.source != SourceKind.SNAPSHOT or summary.arm.name != Arm.AS_IS:
-        found[ConditionKind.PRECISION] = _precision(summary)
+        found[ConditionKind.PRECISION] = ", ".join(filter(None, (summary.arm.name, summary.arm.dtype)))
     if summary.last_step.batch_size is not None:
         found[ConditionKind.BATCH_SIZE] = str(summary.last_step.batch_size)
     if side.arguments is not None:
         found[ConditionKind.ARGUMENTS] = " ".join(side.arguments) or "none"
     return found
-
-
-def _device(summary: Summary) -> str:
-    name = summary.device.name or summary.device.type
-    return f"{name}, simulated" if summary.source == SourceKind.SIMULATED else name
-
-
-def _precision(summary: Summary) -> str:
-    arm = summary.arm
-    return ", ".join([str(arm.name), *([arm.dtype] if arm.dtype else [])])
-
-
-def _end(summary: Summary) -> str:
-    last, oom = summary.steps[-1], summary.ended_by
-    if oom is not None:
-        return f"out of memory in {oom.where}"
-    return "whole" if last.finished else f"failed in step {last.index}"
 
 
 # Two runs of changed code: the bytes of each group of allocations in one and in the other (``ampmem.diff/1``).
@@ -197,8 +384,13 @@ def difference(before: Side, after: Side, *, category: Category | None = None) -
         changes = _of_categories(before, after, category)
     else:
         changes = changes_of(match(old, new, renamed))
-    grown = after.total(category) - before.total(category)
-    allocated = [None if category is not None else side.summary.peak.allocated for side in (before, after)]
+    grown, sides = after.total(category) - before.total(category), (before, after)
+    allocated = [None if category is not None else side.summary.peak.allocated for side in sides]
+    outside = [
+        f"the peak of the whole run of {side.label} is {format_peak(whole.bytes)}, {PLACES[whole.where]}"
+        for side in sides
+        if category is None and (whole := side.summary.whole).where is not PeakPlace.STEP
+    ]
     return Difference(
         schema=SCHEMA,
         label_before=before.label,
@@ -211,24 +403,15 @@ def difference(before: Side, after: Side, *, category: Category | None = None) -
         categories_before=before.summary.peak.categories,
         categories_after=after.summary.peak.categories,
         conditions=conditions_of(before, after),
-        doubts=tuple(doubt for side in (before, after) for doubt in side.doubts()),
-        without_groups=tuple(side.label for side in (before, after) if side.groups is None),
+        doubts=tuple(doubt for side in sides for doubt in side.doubts()),
+        without_groups=tuple(side.label for side in sides if side.groups is None),
         changes=changes,
         renamed=renamed,
         residual=grown - sum(change.grown for change in changes),
         allocated_before=allocated[0],
         allocated_after=allocated[1],
-        elsewhere_in_run=() if category is not None else tuple(map(_outside, filter(_is_outside, (before, after)))),
+        elsewhere_in_run=tuple(outside),
     )
-
-
-def _is_outside(side: Side) -> bool:
-    return side.summary.whole.where is not PeakPlace.STEP
-
-
-def _outside(side: Side) -> str:
-    whole = side.summary.whole
-    return f"the peak of the whole run of {side.label} is {format_peak(whole.bytes)}, {PLACES[whole.where]}"
 
 
 def renames_between(before: Side, after: Side) -> tuple[Renamed, ...]:
@@ -238,12 +421,10 @@ def renames_between(before: Side, after: Side) -> tuple[Renamed, ...]:
 
 
 def _of_categories(before: Side, after: Side, category: Category | None) -> tuple[GroupChange, ...]:
+    old, new = before.summary.peak.categories, after.summary.peak.categories
     if category is not None:
-        sizes = {category: (before.total(category), after.total(category))}
-    else:
-        old, new = before.summary.peak.categories, after.summary.peak.categories
-        sizes = {each: (old[each], new[each]) for each in CATEGORIES}
-    return largest_first(of_category(each, *pair) for each, pair in sizes.items() if pair[0] != pair[1])
+        old, new = {category: before.total(category)}, {category: after.total(category)}
+    return largest_first(of_category(each, size, new[each]) for each, size in old.items() if size != new[each])
 
 
 # The most bytes held at any instant of the steps tell growth from a mere shift to another instant.
@@ -257,22 +438,6 @@ class Most:
     made: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mosts:
-    """The most bytes that the code of a change held at any instant, in each run."""
-
-    before: Most
-    after: Most
-
-    def explain(self, change: GroupChange) -> bool:
-        """Whether ``change`` is larger because its code needs more, not because it is alive at another instant.
-
-        Code that makes more bytes per step counts as needing more, whatever it holds at once: it may be a new line.
-        """
-        more = max(self.after.held - self.before.held, self.after.made - self.before.made)
-        return 2 * more > change.grown
-
-
 class Histories:
     """What the changed groups held over time, for two runs whose allocations are known."""
 
@@ -283,16 +448,20 @@ class Histories:
         self._old, self._new = _History(before.groups.analysis), _History(after.groups.analysis)
         self._kin = Kin(self._old.makers, self._new.makers, renames_between(before, after))
 
-    def mosts(self, change: GroupChange) -> Mosts:
-        """The most of each run for ``change``, matched by the surest likeness that both have; 0 before for new code."""
-        found = Mosts(before=_NOTHING, after=Most(held=change.after, made=change.after))
+    def explain(self, change: GroupChange) -> bool:
+        """Whether ``change`` is larger because its code needs more, not because it is alive at another instant.
+
+        Code that makes more bytes per step counts as needing more, whatever it holds at once: it may be a new line. It
+        is matched by the surest likeness that both runs have; new code held nothing before.
+        """
+        before, after = _NOTHING, Most(held=change.after, made=change.after)
         maker = like(Group, change, dtype=None, shape=None, bytes=0, count=0)
         for old, new in self._kin.of(maker, gone=change.lines_of is WhichRun.BEFORE):
             if new:
-                found = Mosts(before=self._old.most(old), after=self._new.most(new))
-            if found.before.held:
-                return found
-        return found
+                before, after = self._old.most(old), self._new.most(new)
+            if before.held:
+                break
+        return 2 * max(after.held - before.held, after.made - before.made) > change.grown
 
 
 _NOTHING = Most(held=0, made=0)

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TypeAlias
 
 from ampmem.analysis.difference.sides import Group
@@ -33,22 +33,16 @@ class Functions:
 
     def __init__(self, files: Mapping[str, str] | None = None) -> None:
         self._files = files or {}
-        self._known: dict[tuple[str, ...], tuple[Function, ...]] = {}
-        self._own: dict[tuple[str, ...], Function | None] = {}
+        self.of, self.own = cache(self._of), cache(self._innermost)
 
-    def of(self, stack: tuple[str, ...]) -> tuple[Function, ...]:
+    def _of(self, stack: tuple[str, ...]) -> tuple[Function, ...]:
         """The functions of ``stack``, outermost first."""
-        known = self._known.get(stack)
-        if known is None:
-            known = self._known[stack] = tuple(map(self._function, stack))
-        return known
+        return tuple(map(self._function, stack))
 
-    def own(self, stack: tuple[str, ...]) -> Function | None:
+    def _innermost(self, stack: tuple[str, ...]) -> Function | None:
         """The innermost function of the script's own; ``None`` for an empty stack."""
-        if stack not in self._own:
-            frame = user_frame(stack)
-            self._own[stack] = None if frame is None else self._function(frame)
-        return self._own[stack]
+        frame = user_frame(stack)
+        return None if frame is None else self._function(frame)
 
     def _function(self, frame: str) -> Function:
         file, function = function_of(frame)
@@ -117,7 +111,12 @@ def renames(before: Iterable[Group], after: Iterable[Group]) -> tuple[Renamed, .
     found: list[Renamed] = []
     left = set(old) - set(new)
     right = set(new) - set(old)
-    for signature in sorted(gone.keys() & come.keys(), key=lambda each: (-len(each), _depth(gone[each][0]))):
+
+    def order(signature: _Signature) -> tuple[int, int]:
+        outermost = gone[signature][0]
+        return -len(signature), outermost.count(".") + 1 if outermost else 0
+
+    for signature in sorted(gone.keys() & come.keys(), key=order):
         olds = [prefix for prefix in gone[signature] if _names(prefix, signature) <= left]
         news = [prefix for prefix in come[signature] if _names(prefix, signature) <= right]
         if len(olds) != len(news):
@@ -179,10 +178,6 @@ def _subtrees(parameters: Mapping[str, Group], others: Mapping[str, Group]) -> d
 
 def _names(prefix: str, signature: _Signature) -> set[str]:
     return {f"{prefix}.{rest}" if prefix else rest for rest, _ in signature}
-
-
-def _depth(prefix: str) -> int:
-    return prefix.count(".") + 1 if prefix else 0
 
 
 # Which groups of the two runs are the same.
@@ -253,15 +248,18 @@ have.
 
 def match(before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed] = ()) -> list[Match]:
     """The matches; every group of both runs is in exactly one. ``renamed`` are modules with another name after."""
-    files = same_files(_files(before), _files(after))
-    old, new = _Run(Functions(files), RenamedNames(renamed)), _Run(Functions(), RenamedNames())
+    old, new = _runs(before, after, renamed)
     left, right = list(before), list(after)
     found: list[Match] = []
     for key, named in _KEYS:
-        mine, others = _by_key(left, key, old, named=named), _by_key(right, key, new, named=named)
-        found += [Match(before=tuple(mine[each]), after=tuple(others[each])) for each in others if each in mine]
-        left = _without(left, (mine[each] for each in mine if each in others))
-        right = _without(right, (others[each] for each in others if each in mine))
+        mine, others = _places(left, key, old, named=named), _places(right, key, new, named=named)
+        both = [each for each in others if each in mine]
+        for each in both:
+            before_it, after_it = (left[place] for place in mine[each]), (right[place] for place in others[each])
+            found.append(Match(before=tuple(before_it), after=tuple(after_it)))
+        gone, come = ({place for each in both for place in places[each]} for places in (mine, others))
+        left = [group for place, group in enumerate(left) if place not in gone]
+        right = [group for place, group in enumerate(right) if place not in come]
     found += _alone(right, new, gone=False)
     return found + _alone(left, old, gone=True)
 
@@ -270,8 +268,7 @@ class Kin:
     """Which allocations of two runs are the same, whenever they were alive: matched as :func:`match` does."""
 
     def __init__(self, before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed] = ()) -> None:
-        files = same_files(_files(before), _files(after))
-        self._old, self._new = _Run(Functions(files), RenamedNames(renamed)), _Run(Functions(), RenamedNames())
+        self._old, self._new = _runs(before, after, renamed)
         self._before, self._after = before, after
         self._places: dict[Callable[[_Run, Group], Hashable], tuple[_Places, _Places]] = {}
 
@@ -301,20 +298,11 @@ def _places(groups: Sequence[Group], key: Callable[[_Run, Group], Hashable], run
     return found
 
 
-def _files(groups: Iterable[Group]) -> set[str]:
-    return {function_of(frame)[0] for stack in {group.stack for group in groups} for frame in stack}
-
-
-def _by_key(
-    groups: Sequence[Group], key: Callable[[_Run, Group], Hashable], run: _Run, *, named: bool
-) -> dict[Hashable, list[Group]]:
-    found = _places(groups, key, run, named=named)
-    return {each: [groups[place] for place in places] for each, places in found.items()}
-
-
-def _without(groups: Sequence[Group], taken: Iterable[Sequence[Group]]) -> list[Group]:
-    gone = {id(group) for each in taken for group in each}
-    return [group for group in groups if id(group) not in gone]
+def _runs(before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed]) -> tuple[_Run, _Run]:
+    """The keys of both runs, in which files and modules have the names of the run after."""
+    stacks = ({group.stack for group in groups} for groups in (before, after))
+    old, new = ({function_of(frame)[0] for stack in each for frame in stack} for each in stacks)
+    return _Run(Functions(same_files(old, new)), RenamedNames(renamed)), _Run(Functions(), RenamedNames())
 
 
 def _alone(groups: Sequence[Group], run: _Run, *, gone: bool) -> list[Match]:

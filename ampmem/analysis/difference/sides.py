@@ -103,8 +103,15 @@ def groups_among(analysis: Analysis, mine: Mask) -> tuple[Group, ...]:
     rows = np.flatnonzero(mine & (lifetimes.bytes > 0))
     if not len(rows):
         return ()
-    columns = [column[rows] for column in (*_made(analysis), tensors.dtype, tensors.shape)]
-    return _grouped(np.stack(columns), lifetimes.bytes[rows], analysis.recording.texts)
+    texts, keys = analysis.recording.texts, np.stack([*_made(analysis), tensors.dtype, tensors.shape])[:, rows]
+    distinct, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    place = place.reshape(-1)
+    size = np.zeros(len(first), dtype=np.int64)
+    np.add.at(size, place, lifetimes.bytes[rows])
+    found = zip(distinct.T.tolist(), size.tolist(), np.bincount(place).tolist(), strict=True)
+    stacks = {stack: _lines(texts[stack]) for stack in np.unique(keys[4]).tolist()}
+    groups = [_group(key, stacks[key[4]], held, count, texts) for key, held, count in found]
+    return tuple(groups[i] for i in np.argsort(first).tolist())
 
 
 def makers_of(analysis: Analysis) -> tuple[tuple[Group, ...], Column]:
@@ -124,18 +131,6 @@ def _made(analysis: Analysis) -> tuple[Column, ...]:
     lifetimes, classes = analysis.lifetimes, analysis.classes
     module = np.where(lifetimes.module != 0, lifetimes.module, classes.module)
     return classes.category, module, classes.name, lifetimes.op, lifetimes.stack
-
-
-def _grouped(keys: Column, sizes: Column, texts: tuple[str, ...]) -> tuple[Group, ...]:
-    """The groups: one for each distinct column of ``keys`` (category, module, name, op, stack, type, shape)."""
-    distinct, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    place = place.reshape(-1)
-    size = np.zeros(len(first), dtype=np.int64)
-    np.add.at(size, place, sizes)
-    found = zip(distinct.T.tolist(), size.tolist(), np.bincount(place).tolist(), strict=True)
-    stacks = {stack: _lines(texts[stack]) for stack in np.unique(keys[4]).tolist()}
-    groups = [_group(key, stacks[key[4]], held, count, texts) for key, held, count in found]
-    return tuple(groups[i] for i in np.argsort(first).tolist())
 
 
 def _lines(stack: str) -> tuple[str, ...]:
@@ -243,17 +238,16 @@ def read_side(path: Path) -> Side:
     A job has a file for each rank; ``path`` is then the name that a single process would have used. Raises
     :class:`~ampmem.errors.UsageError` where there is no file, and what :func:`side_of` raises.
     """
+    file, label = path, str(path)
     if not path.exists() and (ranks := _ranks_of(path)):
-        worst = _worst(ranks)
-        return _recorded(worst, f"{path}, rank {_rank(worst)}")
-    return _summed_up(path) if is_json(path) else _recorded(path, str(path))
-
-
-def _recorded(path: Path, label: str) -> Side:
+        file, rank = _worst(ranks)
+        label = f"{path}, rank {rank}"
+    elif is_json(path):
+        return _summed_up(path)
     try:
-        return side_of(read(path), label, file=path)
+        return side_of(read(file), label, file=file)
     except NothingRecorded as error:
-        raise NothingRecorded(f"{path}: {error}") from error
+        raise NothingRecorded(f"{file}: {error}") from error
 
 
 def _ranks_of(job: Path) -> list[Path]:
@@ -267,7 +261,7 @@ def _ranks_of(job: Path) -> list[Path]:
     return [path for path, found in named.items() if found.job.name in (job.name, f"{job.name}{SUFFIX}")]
 
 
-def _worst(ranks: list[Path]) -> Path:
+def _worst(ranks: list[Path]) -> tuple[Path, int]:
     """The file of the rank with the largest peak. Raises :class:`UsageError` if the files are not of one job."""
     runs = read_runs(ranks)
     jobs = merge_all(runs).jobs
@@ -275,13 +269,8 @@ def _worst(ranks: list[Path]) -> Path:
         raise UsageError(
             f"{ranks[0]} and the ranks beside it are from jobs in several precisions; name the file of one rank"
         )
-    peaks = {run.path: run.summary.whole.bytes for run in runs if run.summary is not None}
-    return max(peaks, key=lambda path: peaks[path])
-
-
-def _rank(path: Path) -> int:
-    found = rank_of(path)
-    return 0 if found is None else found.rank
+    peaks = {(run.path, run.rank): run.summary.whole.bytes for run in runs if run.summary is not None}
+    return max(peaks, key=lambda run: peaks[run])
 
 
 def is_json(path: Path) -> bool:
@@ -326,9 +315,9 @@ def printed_in(path: Path, kinds: Sequence[Printed]) -> list[Any]:
         if not found:
             raise NotOfThisKind("it is an empty array")
     except ValueError as error:
+        why = " ".join(str(error).split()) or type(error).__name__
         raise RecordingError(
-            f"{path} is not {shown.what} of this version of ampmem ({_in_short(error)}); "
-            f"write it again with {shown.command}"
+            f"{path} is not {shown.what} of this version of ampmem ({why:.200}); write it again with {shown.command}"
         ) from None
     except OSError as error:
         raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
@@ -341,8 +330,3 @@ def _summed_up(path: Path) -> Side:
     if len(found) != 1:
         raise UsageError(f"{path} has {len(found)} summaries, but only one can be compared; write each to its own file")
     return Side(label=str(path), summary=found[0], groups=None)
-
-
-def _in_short(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:199]}…"

@@ -64,9 +64,8 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
     oom = analysis.failed_request
     if oom is not None and not oom.later:  # after the recorded steps only the failure itself is known
         found = _at_failure(found, _checked(TrainingRun(analysis=analysis, at_failure=True)), ended=oom.ended_the_run)
-    proven = [_proven(finding) for finding in found.values()]
-    pointing = [_pointing(finding, analysis) for finding in proven]
-    return tuple(sorted(pointing, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.saved)))
+    judged = [_with_proof(finding, analysis) for finding in found.values()]
+    return tuple(sorted(judged, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.saved)))
 
 
 def _checked(run: TrainingRun) -> dict[str, Finding]:
@@ -75,12 +74,12 @@ def _checked(run: TrainingRun) -> dict[str, Finding]:
     if not run.steps:
         of_steps = OF_A_FAILURE if run.at_failure and trains(run.recording) else ()
     found = (check(run) for check in (whole_run.out_of_memory, whole_run.residual, *of_steps))
-    return {finding.code: finding for finding in found if finding is not None and _worth_a_line(run, finding)}
-
-
-def _worth_a_line(run: TrainingRun, finding: Finding) -> bool:
-    """Whether ``finding`` is shown: warnings always, since something is wrong, others if their size is notable."""
-    return finding.severity == "warning" or finding.bytes is None or run.notable(finding.bytes)
+    # Warnings are always shown, since something is wrong; others if their size is notable.
+    return {
+        each.code: each
+        for each in found
+        if each is not None and (each.severity == "warning" or each.bytes is None or run.notable(each.bytes))
+    }
 
 
 def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, ended: bool) -> dict[str, Finding]:
@@ -100,15 +99,16 @@ def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, en
     }
 
 
-def _proven(finding: Finding) -> Finding:
-    """``finding``, demoted to information if its change was not seen to lower memory."""
-    return replace(finding, severity="info") if finding.severity == "advice" and not finding.saved else finding
+def _with_proof(finding: Finding, analysis: Analysis) -> Finding:
+    """``finding`` with the command that proves its advice, if there is one.
 
-
-def _pointing(finding: Finding, analysis: Analysis) -> Finding:
-    """``finding`` with the command that proves its change, if there is one."""
+    Advice whose change was not seen to lower memory becomes information.
+    """
+    if finding.severity != "advice":
+        return finding
+    if not finding.saved:
+        return replace(finding, severity="info")
     of_loss = finding.change == precision.IN_CHUNKS and "nll_loss" in finding.message  # F.cross_entropy's op
     changes = "loss" if of_loss else FORCED_BY_ADVISE.get(finding.code)
-    if changes is None or finding.severity != "advice":
-        return finding
-    return replace(finding, proof=advise_command(analysis.recording, None, "--allow", changes) or "")
+    proof = None if changes is None else advise_command(analysis.recording, None, "--allow", changes)
+    return replace(finding, proof=proof or "")

@@ -17,7 +17,7 @@ from ampmem.analysis.ops import plain_op, result_of
 from ampmem.analysis.out_of_memory import FailedRequest, failure_position
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
-from ampmem.analysis.timeline.marks import Instants, phase_at
+from ampmem.analysis.timeline.marks import phase_at, unfinished_step
 from ampmem.analysis.timeline.timeline import PARTS
 from ampmem.events import NO_STEP, Column, Fact, Phase, Recording, StepRecord
 from ampmem.names import MAPPED
@@ -118,18 +118,12 @@ class TrainingRun:
     @property
     def unfinished(self) -> StepRecord | None:
         """The step in which memory ran out."""
-        steps = self.recording.steps
-        return steps[-1] if steps and not steps[-1].finished else None
+        return unfinished_step(self.recording)
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
         """The steps that ended."""
         return self.recording.steps if self.unfinished is None else self.recording.steps[:-1]
-
-    @property
-    def marks(self) -> tuple[Instants, ...]:
-        """The instants of each of :attr:`steps`."""
-        return self.analysis.marks[: len(self.steps)]
 
     @property
     def casts(self) -> tuple[StepCasts, ...]:
@@ -147,16 +141,12 @@ class TrainingRun:
         return self.analysis.recording.arm.name in AUTOCAST_ARMS
 
     @property
-    def after_forward(self) -> list[int | None]:
-        """The position at the end of each step's last forward."""
-        timeline = self.analysis.timeline
-        return [None if marks.after_forward is None else timeline.position(marks.after_forward) for marks in self.marks]
-
-    @property
-    def last_after_forward(self) -> int | None:
-        """The last known entry of :attr:`after_forward`."""
-        positions = [position for position in self.after_forward if position is not None]
-        return positions[-1] if positions else None
+    def last_forward(self) -> tuple[StepRecord, int] | None:
+        """The last step with a forward, and the position at the end of its last forward."""
+        for step, marks in reversed(tuple(zip(self.recording.steps, self.analysis.marks, strict=True))):
+            if step.finished and marks.after_forward is not None:
+                return step, self.analysis.timeline.position(marks.after_forward)
+        return None
 
     @cached_property
     def peak(self) -> int:
@@ -168,22 +158,8 @@ class TrainingRun:
         """The name of :attr:`peak` in a sentence."""
         return "the failure" if self.at_failure else "the peak"
 
-    @property
-    def peak_in_update(self) -> bool:
-        """Whether an event of an optimizer update made the peak."""
-        return self._peak_in(Phase.OPTIMIZER)
-
-    @property
-    def peak_in_backward(self) -> bool:
-        """Whether an event of backward made the peak."""
-        return self._peak_in(Phase.BACKWARD)
-
-    @property
-    def peak_in_evaluation(self) -> bool:
-        """Whether an event of a forward with gradients off made the peak, in a script that trains."""
-        return self._peak_in(Phase.EVALUATION)
-
-    def _peak_in(self, phase: Phase) -> bool:
+    def peak_in(self, phase: Phase) -> bool:
+        """Whether an event of ``phase`` made the peak."""
         if self.at_failure:
             return phase_at(self.recording.phases, self.recording.ooms[-1].time_ns) is phase
         return self.peak > 0 and bool(self.recording.events.phase[self.peak - 1] == phase)
@@ -205,8 +181,7 @@ class TrainingRun:
         begins = np.where(mapped, len(self.recording.events), lifetimes.born)
         rows = (facts.fact == Fact.INPUT) & mapped[facts.allocation]
         np.minimum.at(begins, facts.allocation[rows], self.analysis.timeline.positions(facts.time_ns[rows]))
-        first: Column = np.searchsorted(self.step_ends, begins, side="right")
-        return first
+        return np.searchsorted(self.step_ends, begins, side="right")
 
     @cached_property
     def pipelined(self) -> bool:
@@ -283,23 +258,10 @@ class TrainingRun:
         found: list[int] = self.recording.phases.time_ns[self.recording.phases.phase == phase].tolist()
         return found
 
-    def peak_starts(self, phase: Phase) -> list[int]:
-        """The instants at which :attr:`peak_step` entered ``phase``, in ns; for a very long step the last ones."""
+    def starts_in(self, step: int, phase: Phase) -> list[int]:
+        """The instants at which ``step`` (its index) entered ``phase``, in ns; for a very long step the last ones."""
         phases = self.recording.phases
-        mine = (phases.phase == phase) & (phases.step == self.peak_index)
-        found: list[int] = phases.time_ns[mine].tolist()
-        return found[-_STARTS:]
-
-    def last_starts(self, phase: Phase) -> list[int]:
-        """The starts of ``phase`` in the last finished step that has it, in ns.
-
-        One step is enough, as all do the same, and its cost is fixed. For a very long step the last starts.
-        """
-        phases = self.recording.phases
-        entered = phases.phase == phase
-        with_it = set(phases.step[entered].tolist())
-        last = next((step.index for step in reversed(self.steps) if step.index in with_it), None)
-        found: list[int] = [] if last is None else phases.time_ns[entered & (phases.step == last)].tolist()
+        found: list[int] = phases.time_ns[(phases.phase == phase) & (phases.step == step)].tolist()
         return found[-_STARTS:]
 
     def with_fact(self, fact: Fact, after_ns: int | None = None, before_ns: int | None = None) -> Column:
@@ -321,6 +283,12 @@ class TrainingRun:
         np.subtract.at(delta, lifetimes.died[freed] + 1, sizes[freed])
         return int(np.argmax(np.cumsum(delta)))
 
+    def marked(self, allocations: Column | Sequence[int]) -> Mask:
+        """``allocations``, given by their indices, as a mask."""
+        mine = np.zeros(len(self.analysis.lifetimes), dtype=np.bool_)
+        mine[allocations] = True
+        return mine
+
     def bytes_of(self, mine: Mask) -> int:
         """The bytes of the allocations in ``mine``."""
         return int(self.analysis.lifetimes.bytes[mine].sum())
@@ -329,16 +297,14 @@ class TrainingRun:
     def ever_kept_by_autograd(self) -> Mask:
         """The activations that autograd was seen to save, or that were made again for backward."""
         saved = self.with_fact(Fact.SAVED) + self.with_fact(Fact.RECOMPUTED) > 0
-        mine: Mask = saved & self.analysis.classes.of(Category.ACTIVATIONS)
-        return mine
+        return saved & self.analysis.classes.of(Category.ACTIVATIONS)
 
     def kept_by_autograd(self, position: int) -> Mask:
         """The allocations of :attr:`ever_kept_by_autograd` that are alive at ``position``.
 
         The other live activations, such as communication buckets, have no name in the script.
         """
-        mine: Mask = self.ever_kept_by_autograd & self.analysis.lifetimes.alive_at(position)
-        return mine
+        return self.ever_kept_by_autograd & self.analysis.lifetimes.alive_at(position)
 
     def text(self, index: int) -> str:
         """The text with the id ``index``."""
@@ -356,7 +322,7 @@ class TrainingRun:
         if module:
             words.append(f"in {module}")
         if stack:
-            words.append(f"at {own_frame(stack)}")
+            words.append(f"at {own_frame(stack.splitlines())}")
         made = " ".join(word for word in words if word)
         return ", ".join(filter(None, (made, f"saved for {plain_op(name)}" if saved else ""))) or "unknown"
 
@@ -384,10 +350,9 @@ class TrainingRun:
         return int(self.analysis.timeline.series(category)[position])
 
 
-def own_frame(stack: str) -> str:
-    """The innermost line of ``stack`` (outermost first) outside torch; the innermost of all if there is none."""
-    lines = stack.splitlines()
-    return next((line for line in reversed(lines) if "/torch/" not in line.replace("\\", "/")), lines[-1])
+def own_frame(stack: Sequence[str]) -> str:
+    """The innermost frame of ``stack`` (outermost first) outside torch; the innermost of all if there is none."""
+    return next((frame for frame in reversed(stack) if "/torch/" not in frame.replace("\\", "/")), stack[-1])
 
 
 Check: TypeAlias = Callable[[TrainingRun], Finding | None]
@@ -413,17 +378,14 @@ class Remedy:
 
 def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, ...]:
     """The changes that ``findings`` and the request suggest, each once; those that save most at the failure first."""
-    mine = [finding for finding in findings if finding.off_failure]
-    said = {finding.code for finding in mine}
     found = [
         Remedy(change=finding.change, why=finding.message, bytes=finding.off_failure, finding=finding)
-        for finding in mine
+        for finding in findings
+        if finding.off_failure
     ]
-    found += [
-        Remedy(change=option.change, why="", bytes=None, finding=None)
-        for option in oom.options
-        if option.finding not in said
-    ]
+    known = {remedy.finding.code for remedy in found if remedy.finding is not None}
+    others = (option.change for option in oom.options if option.finding not in known)
+    found += [Remedy(change=change, why="", bytes=None, finding=None) for change in others]
     return tuple(sorted(found, key=lambda remedy: -(remedy.bytes or 0)))
 
 

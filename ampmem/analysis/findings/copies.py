@@ -23,11 +23,8 @@ def cost_of_no_cache(run: TrainingRun) -> Column:
     Each use that autograd saved would hold a copy of its own: ``(saves - 1) * bytes``.
     """
 
-    def extra(alive: Mask, saves: Column) -> Column:
-        cost: Column = np.maximum(saves - 1, 0) * run.analysis.ledger.bytes * (alive & run.analysis.ledger.cached)
-        return cost
-
-    return _largest(run, extra)
+    ledger = run.analysis.ledger
+    return _largest(run, lambda alive, saves: np.maximum(saves - 1, 0) * ledger.bytes * (alive & ledger.cached))
 
 
 def saved_by_cache(run: TrainingRun) -> Column:
@@ -63,15 +60,13 @@ def per_allocation(run: TrainingRun, sizes: Column) -> Column:
 
 def _largest(run: TrainingRun, sizes: Callable[[Mask, Column], Column]) -> Column:
     found = [sizes(alive, saves) for alive, saves in _forwards(run)]
-    return max(
-        found, key=lambda column: int(column.sum()), default=np.zeros(len(run.analysis.ledger.bytes), dtype=np.int64)
-    )
+    return max(found, key=lambda column: int(column.sum()), default=np.zeros_like(run.analysis.ledger.bytes))
 
 
 def _forwards(run: TrainingRun) -> Iterator[tuple[Mask, Column]]:
     """For each backward in the step of the peak: which copies are alive, and how often each was saved for it."""
     starts = run.starts(Phase.BACKWARD)
-    for start in run.peak_starts(Phase.BACKWARD):
+    for start in run.starts_in(run.peak_index, Phase.BACKWARD):
         place = bisect_left(starts, start)
         before = starts[place - 1] if place else None
         alive = run.analysis.ledger.alive_at(run.analysis, run.analysis.timeline.position(start))
@@ -84,13 +79,14 @@ _CHANGE_OF_PIPELINE = "enter torch.autocast(...) in the forward of the stages' m
 
 def autocast_in_backward(run: TrainingRun) -> Finding | None:
     """Autocast was on when a backward started, so the cache's copies live through it."""
-    steps = [(step, held) for step, held in zip(run.steps, run.casts, strict=True)]
-    found = [(step.index, held.after_forward) for step, held in steps if step.autocast_in_backward]
+    found = [casts for step, casts in zip(run.steps, run.casts, strict=True) if step.autocast_in_backward]
     if not found:
         return None
-    index, holders = found[-1]
+    holders = found[-1].after_forward
     held = 0 if holders is None or holders.cache is None else holders.cache.bytes
     cost = f" Only its cache keeps {format_bytes(held)} of cast copies alive through backward." if held else ""
+    evidence = [f"steps: {', '.join(str(step.index) for step in found)}"]
+    evidence += [f"cast copies are those of step {found[-1].index}"] if held else []
     return Finding(
         code="autocast-in-backward",
         severity="advice",
@@ -99,9 +95,7 @@ def autocast_in_backward(run: TrainingRun) -> Finding | None:
         bytes=held or None,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _CHANGE,
         off_peak=run.off_peak(*_idle(run)) if held else None,
-        evidence=(f"steps: {', '.join(str(step) for step, _ in found)}", f"cast copies are those of step {index}")
-        if held
-        else (f"steps: {', '.join(str(step) for step, _ in found)}",),
+        evidence=tuple(evidence),
     )
 
 
@@ -173,11 +167,16 @@ def cache_off_saves(run: TrainingRun) -> Finding | None:
     idle = ledger.cached & (ledger.saves == 0) & (ledger.phase != Phase.BACKWARD)
     alive = ledger.alive_at(run.analysis, position)
     held = ledger.bytes * (idle & alive)
-    reused = int((np.maximum(ledger.saves - 1, 0) * ledger.bytes * (ledger.cached & alive)).sum())
-    without = int(series[position]) - int(held.sum()) + int(held.max()) + reused
-    saved = int(series[position]) - max(without, _most_needed(run, ledger.bytes * ~idle))
+    further = np.maximum(ledger.saves - 1, 0) * ledger.bytes * ledger.cached
+    without = int(series[position]) - int(held.sum()) + int(held.max()) + int(further[alive].sum())
+    needed = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
+    needed[ledger.allocation] = ledger.bytes * ~idle
+    most_needed = int(needed[run.analysis.lifetimes.alive_at(run.most_alive(needed))].sum())
+    saved = int(series[position]) - max(without, most_needed)
     if not run.notable(saved):
         return None
+    # Without the cache idle copies live one at a time, so at each event all but the run's largest are gone.
+    gone = ledger.bytes * idle
     return Finding(
         code="cache-off-saves",
         severity="advice",
@@ -189,26 +188,8 @@ def cache_off_saves(run: TrainingRun) -> Finding | None:
         change="torch.autocast(..., cache_enabled=False) for the forward that saves nothing for backward "
         "(evaluation, checkpointed blocks)",
         evidence=run.copied_parameters(held),
-        off_peak=_off_peak_without_cache(run, idle),
+        off_peak=run.off_peak(per_allocation(run, gone - further), but=int(gone.max(initial=0))),
     )
-
-
-def _off_peak_without_cache(run: TrainingRun, idle: Mask) -> int | None:
-    """The bytes off the peak without the cache, which keeps ``idle`` copies alive.
-
-    Without it idle copies live one at a time, so at each event all but the run's largest are gone; and each use that
-    autograd saved has a copy of its own.
-    """
-    ledger = run.analysis.ledger
-    gone, further = ledger.bytes * idle, np.maximum(ledger.saves - 1, 0) * ledger.bytes * ledger.cached
-    return run.off_peak(per_allocation(run, gone - further), but=int(gone.max(initial=0)))
-
-
-def _most_needed(run: TrainingRun, sizes: Column) -> int:
-    """The largest sum of ``sizes`` (one per cast copy) alive at once."""
-    every = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
-    every[run.analysis.ledger.allocation] = sizes
-    return int(every[run.analysis.lifetimes.alive_at(run.most_alive(every))].sum())
 
 
 _STEPS = 3
@@ -251,16 +232,12 @@ def copies_survive(run: TrainingRun) -> Finding | None:
         return None
     cleared = run.with_fact(Fact.CACHED, before_ns=start)[ledger.allocation] > 0
     cached = bool((surviving & ledger.cached & ~cleared).any())
-    why = (
-        ": autocast stays open across the update, and its cache returns the weights from before the update"
-        if cached
-        else ""
-    )
+    why = ": autocast stays open across the update, and its cache returns the weights from before the update"
     return Finding(
         code="copies-survive",
         severity="warning",
         section=Section.CASTS,
-        message=f"{format_bytes(count.bytes)} of cast copies outlive the step that made them{why}.",
+        message=f"{format_bytes(count.bytes)} of cast copies outlive the step that made them{why if cached else ''}.",
         bytes=count.bytes,
         change="with torch.autocast(...): only around forward and loss, opened anew in every step"
         if cached
@@ -277,7 +254,7 @@ def _off_peak_from_backward_on(run: TrainingRun, step: int, sizes: Column, forwa
     """
     timeline, lifetimes = run.analysis.timeline, run.analysis.lifetimes
     place = next(place for place, each in enumerate(run.steps) if each.index == step)
-    ended = run.marks[place].after_backward
+    ended = run.analysis.marks[place].after_backward
     if ended is None:
         return None
     found = per_allocation(run, sizes)

@@ -26,13 +26,12 @@ def no_autocast_effect(run: TrainingRun) -> Finding | None:
         return None
     device = run.recording.run.device_type
     parameters = run.analysis.parameters
+    where = (
+        f'with torch.autocast("{device}", dtype=torch.bfloat16): around the forward itself, with the device that the '
+        "model is on"
+    )
     if parameters and all(record.dtype == "float64" for record in parameters):
         where = "make the model and its inputs float32 (model.float()): autocast does not cast float64"
-    else:
-        where = (
-            f'with torch.autocast("{device}", dtype=torch.bfloat16): around the forward itself, with '
-            "the device that the model is on"
-        )
     entered = run.recording.arm.dtype is not None
     said = "autocast was on, but" if entered else "autocast was requested, but no forward was seen under it:"
     return Finding(
@@ -96,11 +95,7 @@ _RECOMPUTE = "torch.utils.checkpoint around the function that calls it recompute
 # autocast's own lists: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference. On CUDA and XPU rms_norm
 # is in the float32 list since torch 2.12 (pytorch/pytorch#174824), layer_norm and group_norm have always been.
 _KINDS = (
-    _Kind(
-        words=("log_softmax", "cross_entropy", "nll_loss"),
-        text=IN_CHUNKS,
-        saves=(_CHUNKS - 1, _CHUNKS),
-    ),
+    _Kind(words=("log_softmax", "cross_entropy", "nll_loss"), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
     _Kind(words=("loss",), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
     # F.scaled_dot_product_attention runs this op if no fused kernel applies.
     _Kind(
@@ -251,9 +246,13 @@ def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shape
     """
     if _SOFTMAX not in kind.words:
         return True
-    if any(len(shape) != _DIMENSIONS for shape in shapes) or _gathers(run, by_op):
+    # A tensor as large as the attention weights is gathered where there is a learned bias.
+    gathers = _named(run, _GATHERS)[run.analysis.lifetimes.op] & _as_large(run, by_op)
+    if any(len(shape) != _DIMENSIONS for shape in shapes) or gathers.any():
         return False
-    return not _on_cpu(run, kind) or not (_drops(run) or _adds(run, by_op, shapes) or _learns(run, shapes))
+    # Dropout anywhere may be attention's.
+    drops = any(word in text for text in run.recording.texts for word in ("dropout", "bernoulli", "Dropout"))
+    return not _is_cpu(run) or not (drops or _adds(run, by_op, shapes) or _learns(run, shapes))
 
 
 def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
@@ -263,11 +262,6 @@ def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ..
     adds, in_place = (_named(run, (op,))[lifetimes.op] for op in ("aten::add", "aten::add_"))
     same = np.array([shape_of(text) in shapes for text in texts])[tensors.shape] & (tensors.shape != 0)
     return bool(((adds & same) | (in_place & _as_large(run, by_op))).any())
-
-
-def _gathers(run: TrainingRun, by_op: dict[str, Column]) -> bool:
-    """Whether a tensor as large as the attention weights is gathered, as a learned bias is."""
-    return bool((_named(run, _GATHERS)[run.analysis.lifetimes.op] & _as_large(run, by_op)).any())
 
 
 def _named(run: TrainingRun, ops: tuple[str, ...]) -> Mask:
@@ -290,26 +284,16 @@ def _learns(run: TrainingRun, shapes: list[tuple[int, ...]]) -> bool:
     )
 
 
-def _on_cpu(run: TrainingRun, kind: _Kind) -> bool:
-    """Whether the CPU's attention kernels would run."""
-    return _SOFTMAX in kind.words and _is_cpu(run)
-
-
 def _is_cpu(run: TrainingRun) -> bool:
     return run.recording.run.device_type == "cpu"
-
-
-def _drops(run: TrainingRun) -> bool:
-    """Whether the run has dropout, which may be attention's."""
-    return any(word in text for text in run.recording.texts for word in ("dropout", "bernoulli", "Dropout"))
 
 
 def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]], sizes: Column) -> str:
     embedding = any("embedding" in text.lower() for text in run.recording.texts)
     place = " after the embedding" if embedding else " before the norm"
-    text = kind.text + _ON_CPU * _on_cpu(run, kind)
-    if _SOFTMAX in kind.words and any(len(shape) != _DIMENSIONS for shape in shapes):
-        text += _FOUR
+    text = kind.text
+    if _SOFTMAX in kind.words:
+        text += _ON_CPU * _is_cpu(run) + _FOUR * any(len(shape) != _DIMENSIONS for shape in shapes)
     low = f"torch.{run.recording.arm.dtype}"
     grouped = _has_groups(run, shapes)
     helps = [_REPEAT if grouped else _UNMASKED, *([_REDUCED.format(low=low)] if not _is_cpu(run) else ())]
@@ -346,11 +330,8 @@ def _fused_loss(run: TrainingRun, shapes: list[tuple[int, ...]]) -> tuple[str, .
         return ()
     major, minor, *_ = (*run.recording.run.torch.split("."), "0", "0")
     known = major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= _FUSED_LOSS_SINCE
-    return (
-        ("instead of chunks, use F.linear_cross_entropy, which this torch has and which does not keep the logits",)
-        if known
-        else ()
-    )
+    fused = "instead of chunks, use F.linear_cross_entropy, which this torch has and which does not keep the logits"
+    return (fused,) if known else ()
 
 
 _GIVEN = (Category.INPUTS, Category.BUFFERS)
@@ -377,18 +358,21 @@ IN_EVALUATION = (
 
 def amp_saves(run: TrainingRun) -> Finding | None:
     """The cost of the cast copies against the saving of low-precision activations."""
-    position = run.last_after_forward
-    if not run.autocast or position is None or casts_compiled(run.analysis.recording.notes):
+    if not run.autocast or run.last_forward is None or casts_compiled(run.recording.notes):
         return None  # casts in compiled code count as activations
+    _, position = run.last_forward
     if _shares_heads(run, position) or weights_low(run):
         return None
     saved = estimate_saved(run, position)
     copies = run.live(Category.CAST_COPIES, position)
-    if saved is None or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):
+    mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
+    unknown = mine & run.analysis.saved_as.workspace & ~_halved(run, mine)
+    # Workspaces would take at most their own size again in FP32.
+    if saved is None or run.bytes_of(unknown) > _UNSURE_SHARE * abs(saved - copies):
         return None
     if not run.notable(max(copies, saved)):
         return None  # the two may cancel out although both matter
-    return _pays(run, position, copies, saved) if saved > copies else _does_not_pay(run, position, copies, saved)
+    return _estimate(run, position, copies, saved)
 
 
 def estimate_saved(run: TrainingRun, position: int) -> int | None:
@@ -415,13 +399,6 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
             served.add(original)
         saved -= int(size[copy])
     return saved
-
-
-def _unsure(run: TrainingRun, position: int) -> int:
-    """Upper bound of the bytes that workspaces alive at ``position`` would take more in FP32: their own size again."""
-    mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
-    unknown = mine & run.analysis.saved_as.workspace & ~_halved(run, mine)
-    return int(run.analysis.lifetimes.bytes[unknown].sum())
 
 
 def _shares_heads(run: TrainingRun, position: int) -> bool:
@@ -474,71 +451,56 @@ def _original(run: TrainingRun, copy: int, low: Mask) -> int | None:
     return int(found[-1]) if len(found) else None
 
 
-def _pays(run: TrainingRun, position: int, copies: int, saved: int) -> Finding:
+def _estimate(run: TrainingRun, position: int, copies: int, saved: int) -> Finding:
+    pays = saved > copies
+    what = f"AMP saves about {format_bytes(saved - copies)} at the end of forward"
+    if not pays:
+        gain = f"save about {format_bytes(saved)}" if saved > 0 else "save nothing"
+        what = (
+            f"AMP saves no memory at the end of forward: the cast copies take {format_bytes(copies)} and low-precision "
+            f"activations {gain}"
+        )
+    peak_elsewhere = run.peak_in(Phase.BACKWARD) or run.peak_in(Phase.EVALUATION)
     return Finding(
-        code="amp-saves",
-        severity="info",
+        code="amp-saves" if pays else "amp-saves-nothing",
+        severity="info" if pays or peak_elsewhere else "warning",
         section=Section.ACTIVATIONS,
-        message=f"AMP saves about {format_bytes(saved - copies)} at the end of forward{_from(run, copies, saved)} "
-        "(an estimate from this run alone).",
-        bytes=saved - copies,
-        change="run ampmem compare to measure it against FP32",
-        evidence=_numbers(run, position, copies, saved),
-    )
-
-
-def _does_not_pay(run: TrainingRun, position: int, copies: int, saved: int) -> Finding:
-    gain = f"save about {format_bytes(saved)}" if saved > 0 else "save nothing"
-    return Finding(
-        code="amp-saves-nothing",
-        severity="info" if run.peak_in_backward or run.peak_in_evaluation else "warning",
-        section=Section.ACTIVATIONS,
-        message=f"AMP saves no memory at the end of forward: the cast copies take {format_bytes(copies)} and "
-        f"low-precision activations {gain}{_from(run, copies, saved)} (an estimate from this run alone).",
-        bytes=copies - saved or None,
-        change=_change(run, copies, saved),
+        message=f"{what}{_from(run, copies, saved)} (an estimate from this run alone).",
+        bytes=abs(saved - copies) or None,
+        change="run ampmem compare to measure it against FP32" if pays else _change(run, copies, saved),
         evidence=_numbers(run, position, copies, saved),
     )
 
 
 def _change(run: TrainingRun, copies: int, saved: int) -> str:
-    if run.peak_in_update and _backward_could_be_higher(run, saved):
-        return (
-            "the peak is in the optimizer's update, and without AMP backward could need more than the update: ampmem "
-            "compare measures whether the peak is lower with AMP"
-        )
-    if run.peak_in_update:
+    if run.peak_in(Phase.OPTIMIZER):
+        total, phase = run.analysis.timeline.total, run.recording.events.phase
+        elsewhere = total[1:][np.isin(phase, (Phase.FORWARD, Phase.BACKWARD))]
+        # Where the activations take what AMP saves, forward or backward may peak above the update.
+        if int(elsewhere.max(initial=0)) + saved > int(total[run.peak]):
+            return (
+                "the peak is in the optimizer's update, and without AMP backward could need more than the update: "
+                "ampmem compare measures whether the peak is lower with AMP"
+            )
         return (
             "the peak is in the optimizer's update, which AMP does not touch: it would move only if activations needed "
             "more than the update does; keep FP32 if memory is the reason for AMP"
         )
-    if run.peak_in_evaluation:
+    if run.peak_in(Phase.EVALUATION):
         return IN_EVALUATION
-    if saved <= 0:
-        return f"larger batches change nothing while activations save nothing; {_at_the_peak(run)}"
     first = first_saving(_batch_size(run), copies, saved)
     larger = "train on larger batches or longer sequences" if first is None else f"batch_size >= {first}"
-    return f"{larger}; {_at_the_peak(run)}"
-
-
-def _backward_could_be_higher(run: TrainingRun, saved: int) -> bool:
-    """Whether forward or backward would peak above the update if the activations took ``saved`` bytes more."""
-    total, phase = run.analysis.timeline.total, run.recording.events.phase
-    elsewhere = total[1:][np.isin(phase, (Phase.FORWARD, Phase.BACKWARD))]
-    return int(elsewhere.max(initial=0)) + saved > int(total[run.peak])
-
-
-def _at_the_peak(run: TrainingRun) -> str:
-    """Words on a peak in backward, where copies die and gradients may be halved; the end of forward says little."""
-    if run.peak_in_backward:
-        return "the peak is in backward, and may still be lower with AMP: ampmem compare measures that"
-    return "or keep FP32 if memory is the reason for AMP"
+    if saved <= 0:
+        larger = "larger batches change nothing while activations save nothing"
+    if run.peak_in(Phase.BACKWARD):  # where copies die and gradients may be halved: the end of forward says little
+        return f"{larger}; the peak is in backward, and may still be lower with AMP: ampmem compare measures that"
+    return f"{larger}; or keep FP32 if memory is the reason for AMP"
 
 
 def _from(run: TrainingRun, copies: int, saved: int) -> str:
     """From where on autocast pays, in words: a batch size if known, else the size of the activations."""
     first = first_saving(_batch_size(run), copies, saved)
-    if run.peak_in_update or run.peak_in_evaluation:
+    if run.peak_in(Phase.OPTIMIZER) or run.peak_in(Phase.EVALUATION):
         return ""  # no batch size is where the peak begins to fall
     if first is not None and copies:
         return f"; it saves from batch size {first} on"
@@ -551,8 +513,9 @@ def _from(run: TrainingRun, copies: int, saved: int) -> str:
 
 def _batch_size(run: TrainingRun) -> int:
     """The batch size of the last step with a forward; 0 if no DataLoader made the batch, as it is unknown then."""
-    steps = [step for step, position in zip(run.steps, run.after_forward, strict=True) if position is not None]
-    return (steps[-1].batch_size or 0) if steps[-1].batch_loaded else 0
+    if run.last_forward is None or not run.last_forward[0].batch_loaded:
+        return 0
+    return run.last_forward[0].batch_size or 0
 
 
 def _numbers(run: TrainingRun, position: int, copies: int, saved: int) -> tuple[str, ...]:

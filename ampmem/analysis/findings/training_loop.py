@@ -38,60 +38,41 @@ def foreach_temporaries(run: TrainingRun) -> Finding | None:
     temporaries = timeline.temporaries_by_phase(run.peak)["optimizer"]
     found = _updating(run)
     inside = _inside_updates(run)
-    if found is None or not temporaries or not (run.peak_in_update if run.at_failure else inside[run.peak]):
+    if found is None or not temporaries or not (run.peak_in(Phase.OPTIMIZER) if run.at_failure else inside[run.peak]):
         return None
     number, optimizer = found
-    one_by_one = _one_by_one(run, number, optimizer)
-    if run.at_failure:
-        return _at_failure(run, optimizer, temporaries, one_by_one)
-    start = timeline.position(run.steps[0].start_ns)
-    end = timeline.position((run.unfinished or run.steps[-1]).end_ns)
-    outside = int(timeline.total[start : end + 1][~inside[start : end + 1]].max(initial=0))
-    peak = int(timeline.total[run.peak])
-    if not run.notable(peak - outside):
+    # At the failure the temporaries would not have been alive; at the peak, another instant may be the peak then.
+    peak, outside = int(timeline.total[run.peak]), 0
+    if not run.at_failure:
+        start = timeline.position(run.steps[0].start_ns)
+        end = timeline.position((run.unfinished or run.steps[-1]).end_ns)
+        outside = int(timeline.total[start : end + 1][~inside[start : end + 1]].max(initial=0))
+    most = temporaries if run.at_failure else peak - outside
+    if not run.notable(most):
         return None
-    choices: list[tuple[str, int]] = [("fused=True", peak - outside)] if optimizer.takes_fused else []
-    if one_by_one is not None:
-        choices.append(("foreach=False", peak - max(outside, peak - temporaries + one_by_one)))
-    if len(run.recording.optimizers) > 1:  # another optimizer's update may be the peak then
-        most = run.off_peak(_temporaries_of(run, optimizer)) or 0
-        choices = [(option, min(size, most)) for option, size in choices]
-    best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
-    return Finding(
-        code="foreach-temporaries",
-        severity="advice",
-        section=Section.TIMELINE,
-        message=f"{format_bytes(temporaries)} at the peak are temporaries of {optimizer.class_name}'s foreach update.",
-        bytes=temporaries,
-        change=_setting(run, optimizer, best),
-        evidence=(
+    choices: list[tuple[str, int]] = [("fused=True", most)] if optimizer.takes_fused else []
+    if (one_by_one := _one_by_one(run, number, optimizer)) is not None:
+        choices.append(("foreach=False", min(most, temporaries - one_by_one)))
+    evidence = [f"{option}: {format_bytes(size)} less at the failure" for option, size in choices if size > 0]
+    if not run.at_failure:
+        if len(run.recording.optimizers) > 1:  # another optimizer's update may be the peak then
+            most = run.off_peak(_temporaries_of(run, optimizer)) or 0
+            choices = [(option, min(size, most)) for option, size in choices]
+        evidence = [
             f"peak, in the update: {format_bytes(peak)}",
             f"largest total outside of updates: {format_bytes(outside)}",
             *(f"{option}: {_effect(size)}" for option, size in choices),
-        ),
-        off_peak=saved if saved > 0 else None,
-    )
-
-
-def _at_failure(
-    run: TrainingRun, optimizer: OptimizerRecord, temporaries: int, one_by_one: int | None
-) -> Finding | None:
-    """The finding for the temporaries that would not have been alive when the request failed."""
-    choices = [("fused=True", temporaries)] if optimizer.takes_fused else []
-    if one_by_one is not None:
-        choices.append(("foreach=False", temporaries - one_by_one))
+        ]
     best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
-    if not run.notable(temporaries):
-        return None
     return Finding(
         code="foreach-temporaries",
         severity="advice",
         section=Section.TIMELINE,
-        message=f"{format_bytes(temporaries)} at the failure are temporaries of {optimizer.class_name}'s foreach "
+        message=f"{format_bytes(temporaries)} at {run.instant} are temporaries of {optimizer.class_name}'s foreach "
         "update.",
         bytes=temporaries,
         change=_setting(run, optimizer, best),
-        evidence=tuple(f"{option}: {format_bytes(size)} less at the failure" for option, size in choices if size > 0),
+        evidence=tuple(evidence),
         off_peak=saved if saved > 0 else None,
     )
 
@@ -186,8 +167,13 @@ def gradients_through_forward(run: TrainingRun) -> Finding | None:
     """
     gradients = _gradients(run)
     late, kept = gradients.allocation[:0], gradients.allocation[:0]
-    sizes = run.analysis.lifetimes.bytes
-    for forward in _forwards_after_an_update(run):
+    sizes, phases, (updates, _) = run.analysis.lifetimes.bytes, run.recording.phases, _updates(run)
+    having = set(phases.step[phases.phase == Phase.FORWARD].tolist())
+    # One step is enough, as all do the same, and its cost is fixed.
+    last = [step.index for step in run.steps if step.index in having][-1:]
+    for forward in (start for step in last for start in run.starts_in(step, Phase.FORWARD)):
+        if not len(updates) or forward <= updates[0]:
+            continue
         idle = gradients.allocation[_idle(run, gradients, forward)]
         again = np.isin(idle, gradients.touched[0][gradients.touched[1] > forward])
         freed = run.analysis.lifetimes.died[idle] != ALIVE
@@ -213,7 +199,7 @@ def _held(run: TrainingRun, gradients: _Gradients, mine: Column, how: str, chang
         message=f"{format_bytes(size)} of gradients {how}",
         bytes=size,
         change=change,
-        evidence=_names(run, mine),
+        evidence=(f"gradients: {len(mine)}", *run.largest(run.marked(mine))),
         off_peak=run.off_peak_of_spans(*_spans(run, gradients)),
     )
 
@@ -302,12 +288,6 @@ def _gradients(run: TrainingRun) -> _Gradients:
     return _Gradients(allocation=mine, touched=(facts.allocation[written], facts.time_ns[written]))
 
 
-def _forwards_after_an_update(run: TrainingRun) -> list[int]:
-    """The starts, in the last step, of every forward that an update of the recording precedes."""
-    updates, _ = _updates(run)
-    return [start for start in run.last_starts(Phase.FORWARD) if len(updates) and start > updates[0]]
-
-
 def _idle(run: TrainingRun, gradients: _Gradients, forward: int) -> Mask:
     """Which gradients are alive at ``forward`` with an update since the last backward that wrote into them."""
     lifetimes = run.analysis.lifetimes
@@ -330,15 +310,9 @@ def _one_backward_per_step(run: TrainingRun) -> bool:
     return all(step.index in once for step in run.steps)
 
 
-def _names(run: TrainingRun, mine: Column) -> tuple[str, ...]:
-    mask = np.zeros(len(run.analysis.lifetimes), dtype=np.bool_)
-    mask[mine] = True
-    return (f"gradients: {len(mine)}", *run.largest(mask))
-
-
 _CHANGE = (
-    "del the variable (outputs, logits) once the loss is computed, if nothing reads it later; "
-    "keep losses as numbers, loss.item()"
+    "del the variable (outputs, logits) once the loss is computed, if nothing reads it later; keep losses as numbers, "
+    "loss.item()"
 )
 _SOMETHING = "variables of the script"
 _OR_SCHEDULE = ", or the schedule of its pipeline"
@@ -389,10 +363,7 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         f"need them: they are held by {_listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
         bytes=size,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _change(shown),
-        evidence=(
-            *(f"{format_bytes(each.bytes)}: held by {each.in_words()}" for each in shown),
-            *run.largest(kept),
-        ),
+        evidence=(*(f"{format_bytes(each.bytes)}: held by {each.in_words()}" for each in shown), *run.largest(kept)),
         off_peak=run.off_peak(run.analysis.lifetimes.bytes * gone, since, place=len(run.steps) - 1),
         # What no variable is seen to hold may be held by the graph of one that is named.
         least=bool(names) and others and bool((kept & ~_seen(run, held)).any()),
@@ -422,16 +393,12 @@ class _Variable:
     @property
     def is_item(self) -> bool:
         """Whether the variable is an item of a dictionary, such as a model's output, which may hold the loss, too."""
-        return self.name.endswith("']") and not self._of_a_library
-
-    @property
-    def _of_a_library(self) -> bool:
-        return _LIBRARIES in self.file.replace("\\", "/")
+        return self.name.endswith("']") and _LIBRARIES not in self.file.replace("\\", "/")
 
     @property
     def dropped(self) -> str:
         """The variable to delete in the script; empty for an item, and in a library's code."""
-        if "[" in self.name or self._of_a_library:
+        if "[" in self.name or _LIBRARIES in self.file.replace("\\", "/"):
             return ""
         root, _, _ = self.name.partition(".")
         return self.name if root == "self" else root
@@ -470,9 +437,7 @@ def _variables(run: TrainingRun, held: _Held, kept: Mask) -> list[_Variable]:
 
 def _seen(run: TrainingRun, held: _Held) -> Mask:
     """The allocations that any variable was seen to hold."""
-    mine = np.zeros(len(run.analysis.lifetimes), dtype=np.bool_)
-    mine[[allocation for _, _, allocation, _ in held]] = True
-    return mine
+    return run.marked([allocation for _, _, allocation, _ in held])
 
 
 def _held_by(run: TrainingRun, held: _Held, shown: Sequence[_Variable]) -> Mask:
@@ -526,11 +491,6 @@ def _unneeded(run: TrainingRun) -> tuple[Mask, Column]:
     return made, run.analysis.timeline.positions(since_ns) + 1
 
 
-def _until_the_end(run: TrainingRun) -> Mask:
-    """The allocations that backward needs to its end: what autograd saved, and the loss, which no variable may hold."""
-    return run.ever_kept_by_autograd | (run.analysis.lifetimes.bytes < NOTABLE_BYTES)
-
-
 def _last_use(run: TrainingRun) -> tuple[Column, Mask]:
     """When each allocation is last needed in its step, in ns, and whether a later step uses it, such as a state.
 
@@ -545,7 +505,9 @@ def _last_use(run: TrainingRun) -> tuple[Column, Mask]:
     step_ends = np.array([*(step.end_ns for step in steps), FOREVER], dtype=np.int64)
     step_end = step_ends[np.searchsorted(step_ends, lifetimes.born_ns, side="left")]
     last = np.searchsorted(ends, np.minimum(lifetimes.died_ns, step_end), side="right") - 1
-    since = np.where(_until_the_end(run), ends[last], starts[last])
+    # Backward needs to its end what autograd saved, and the loss, which no variable may hold.
+    until_the_end = run.ever_kept_by_autograd | (lifetimes.bytes < NOTABLE_BYTES)
+    since = np.where(until_the_end, ends[last], starts[last])
     # What a later backward frees is part of a graph that was retained for it.
     freed_in = np.searchsorted(starts, lifetimes.died_ns, side="right") - 1
     since[(freed_in > last) & (lifetimes.died_ns < ends[freed_in])] = FOREVER
@@ -553,9 +515,7 @@ def _last_use(run: TrainingRun) -> tuple[Column, Mask]:
         starts[last] >= lifetimes.born_ns, since, np.where(lifetimes.died_ns > step_end, step_end, FOREVER)
     )
     later = np.isin(facts.fact, (Fact.SAVED, Fact.INPUT)) & (facts.time_ns > step_end[facts.allocation])
-    used = np.zeros(len(lifetimes), dtype=np.bool_)
-    used[facts.allocation[later]] = True
-    return since, used
+    return since, run.marked(facts.allocation[later])
 
 
 def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:

@@ -12,7 +12,6 @@ import numpy as np
 from ampmem.allocator.settings import VARIABLES, Settings, parse_settings
 from ampmem.allocator.trace import peak_reserved, trace_of_events
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun, own_frame
-from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.errors import UsageError
@@ -55,17 +54,13 @@ def out_of_memory(run: TrainingRun) -> Finding | None:
         f"{oom.explanation}.{end}",
         bytes=oom.asked,
         change=oom.changes[0],
-        evidence=(f"requested by {_asked_by(oom)}",),
+        evidence=(f"requested by {_made_by(oom.op or 'an unknown op', oom.module or '', oom.stack)}",),
     )
 
 
-def _asked_by(oom: FailedRequest) -> str:
-    words = [oom.op or "an unknown op"]
-    if oom.module:
-        words.append(f"in {oom.module}")
-    if oom.stack:
-        words.append("at " + own_frame("\n".join(oom.stack)))
-    return " ".join(words)
+def _made_by(op: str, module: str, stack: Sequence[str]) -> str:
+    """The op, module and line that made or requested something, in words; empty ones are left out."""
+    return " ".join([op, *([f"in {module}"] if module else []), *([f"at {own_frame(stack)}"] if stack else [])])
 
 
 _SHARE = 0.05
@@ -92,11 +87,9 @@ def fragmentation(run: TrainingRun) -> Finding | None:
         return None
     reserved = int(max(layers.level.max(initial=0), layers.reserved.max()))
     idle = reserved - int(layers.allocated.max())
-    expandable = (recording.allocator is not None and recording.allocator.expandable_segments) or bool(
-        recording.segments.expandable.any()
-    )
+    set_so = recording.allocator is not None and recording.allocator.expandable_segments
     least = max(_LEAST, _SHARE * reserved)
-    if expandable or idle < least:
+    if set_so or recording.segments.expandable.any() or idle < least:
         return None
     settings = _settings(run)
     peaks = {} if settings is None else _replayed(run, settings)
@@ -201,8 +194,12 @@ def steady_growth(run: TrainingRun) -> Finding | None:
         return _leak(run, known, steps, each)
     nothing = dict.fromkeys(steps, 0)
     nameless = [places.get(_NAMELESS, nothing)[step] for step in steps]
-    elsewhere = _grown_elsewhere(run)
-    grown = [sum(parts) for parts in zip(nameless, elsewhere, _grown_before(run), strict=True)]
+    lifetimes = run.analysis.lifetimes
+    elsewhere = _grown(run, lifetimes.address == OTHER_THREADS)
+    # Memory from before the recording never grows above 0, as later batches replace it.
+    there = run.recording.events.action[lifetimes.born] != Action.ALLOC
+    before = _grown(run, there & ~_meant(run) & (lifetimes.address != OTHER_THREADS))
+    grown = [sum(parts) for parts in zip(nameless, elsewhere, before, strict=True)]
     if not grown or min(grown) < NOTABLE_BYTES:
         return None
     # Other sources have events of all threads.
@@ -230,7 +227,11 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
         change=_DIFFERENTIABLE if _in_a_graph_of_gradients(run, ordered[0]) else _NUMBERS,
         evidence=(
             _by_step(steps, each),
-            *(_words(run, place, places[place][steps[-1]]) for place in ordered[:3]),
+            *(
+                f"{_place_in_words(run, place)}: {format_bytes(size)} ({format_count(size)} bytes) per step"
+                for place in ordered[:3]
+                for size in (places[place][steps[-1]],)
+            ),
         ),
     )
 
@@ -255,17 +256,14 @@ def _in_a_graph_of_gradients(run: TrainingRun, place: _Place) -> bool:
 
 def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Finding:
     """The finding for growth of unknown place; ``own`` says that the recorded thread allocated it all."""
-    who = (
-        "the recorded thread allocates it in ops that were not recorded; its holder was not seen, so it need not "
-        "be a leak."
-        if own
-        else "its holder was not seen, so it may be another thread's or a library's, and need not be a leak."
-    )
-    where = (
-        "look at what the training keeps outside of forward and backward (lists, dictionaries, caches)"
-        if own
-        else "look at what runs beside the training (loaders, threads, libraries)"
-    )
+    who = "its holder was not seen, so it may be another thread's or a library's, and need not be a leak."
+    where = "look at what runs beside the training (loaders, threads, libraries)"
+    if own:
+        who = (
+            "the recorded thread allocates it in ops that were not recorded; its holder was not seen, so it need not "
+            "be a leak."
+        )
+        where = "look at what the training keeps outside of forward and backward (lists, dictionaries, caches)"
     return Finding(
         code="steady-growth",
         severity="info",
@@ -288,8 +286,8 @@ def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
     step, but nothing grows.
     """
     places = _places(run)
-    growth = _growth(run, _own(run), places)
-    found = _never_freed(run, _own(run), places)
+    own = _own(run)
+    growth, found = _growth(run, own, places), _never_freed(run, own, places)
     for place, by_step in found.items():
         for step, grown in zip(run.steps, growth[place], strict=True):
             by_step[step.index] = min(by_step.get(step.index, 0), grown)
@@ -332,19 +330,8 @@ def _never_freed(run: TrainingRun, allocations: Mask, places: Callable[[int], _P
     return found
 
 
-def _grown_elsewhere(run: TrainingRun) -> list[int]:
-    """For each step from the second on, the growth of other threads' memory from the end of the step before."""
-    return _grown(run, run.analysis.lifetimes.address == OTHER_THREADS)
-
-
-def _grown_before(run: TrainingRun) -> list[int]:
-    """The growth of memory from before the recording, never above 0, as such memory is replaced by later batches."""
-    lifetimes = run.analysis.lifetimes
-    before = run.recording.events.action[lifetimes.born] != Action.ALLOC
-    return _grown(run, before & ~_meant(run) & (lifetimes.address != OTHER_THREADS))
-
-
 def _grown(run: TrainingRun, allocations: Mask) -> list[int]:
+    """For each step from the second on, the growth of ``allocations`` from the end of the step before."""
     growth = _growth(run, allocations, _places(run))
     return [sum(column) for column in zip(*growth.values(), strict=True)][1:] or [0] * (len(run.steps) - 1)
 
@@ -387,13 +374,7 @@ def _holders(run: TrainingRun) -> Callable[[int], _Place]:
     return lambda allocation: _Place(0, 0, 0, _KEY.sub("[*]", run.text(names[allocation])))
 
 
-def _words(run: TrainingRun, place: _Place, size: int) -> str:
-    return f"{_place_in_words(run, place)}: {format_bytes(size)} ({format_count(size)} bytes) per step"
-
-
 def _place_in_words(run: TrainingRun, place: _Place) -> str:
     if place.holder:
         return f"held by {place.holder}, allocated outside of forward, backward and update"
-    op, module, stack = run.text(place.op), run.text(place.module), run.text(place.stack)
-    words = [op or "unknown op", f"in {module}" if module else "", f"at {own_frame(stack)}" if stack else ""]
-    return " ".join(word for word in words if word)
+    return _made_by(run.text(place.op) or "unknown op", run.text(place.module), run.text(place.stack).splitlines())

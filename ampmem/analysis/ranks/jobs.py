@@ -137,12 +137,8 @@ def jobs_of(runs: Sequence[RankRun]) -> tuple[tuple[RankRun, ...], ...]:
             _home(run, list(jobs.values())).append(run)
     for job in jobs.values():
         _require_ranks(job)
-    return tuple(tuple(jobs[precision]) for precision in sorted(jobs, key=_in_order))
-
-
-def _in_order(precision: tuple[str, str | None]) -> tuple[int, str]:
-    name, dtype = precision
-    return _ORDER.index(name), dtype or ""
+    in_order = sorted(jobs, key=lambda precision: (_ORDER.index(precision[0]), precision[1] or ""))
+    return tuple(tuple(jobs[precision]) for precision in in_order)
 
 
 _ALIKE: tuple[tuple[str, Callable[[RankRun], str]], ...] = (
@@ -191,11 +187,8 @@ def _require_ranks(job: Sequence[RankRun]) -> None:
                 f"rank {run.rank} is given twice, in {seen[run.rank]} and in {run.path}; give one file for each rank"
             )
         seen[run.rank] = run.path
-    for run in job:
-        if run.entry is not None:
-            return
-    assert job[0].problem is not None
-    raise job[0].problem
+    if job[0].problem is not None and all(run.entry is None for run in job):
+        raise job[0].problem
 
 
 # Reads the recordings of many ranks, several at a time, in child processes.

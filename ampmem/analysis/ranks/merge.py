@@ -162,22 +162,14 @@ def stage_of(mesh: Sequence[MeshAxis], stages: Sequence[int] = ()) -> int | None
 
 
 def rank_groups(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[RankGroup, ...]:
-    """The groups of the compared ranks."""
-    return (*_by_stage(ranks), *_by_axis(ranks))
-
-
-def _by_stage(ranks: Sequence[tuple[Rank, RankPeak]]) -> Iterator[RankGroup]:
-    stages = {rank.rank: rank.stage for rank, _ in ranks if rank.stage is not None}
-    for stage in sorted(set(stages.values())):
-        yield _group(GroupKind.STAGE, None, stage, [each for each in ranks if each[0].stage == stage])
-
-
-def _by_axis(ranks: Sequence[tuple[Rank, RankPeak]]) -> Iterator[RankGroup]:
+    """The groups of the compared ranks, by stage and by axis."""
     names = dict.fromkeys(axis.name for rank, _ in ranks for axis in rank.mesh if axis.name not in _PIPELINE)
-    for name in names:
-        places = {rank.rank: _places(rank)[name] for rank, _ in ranks if name in _places(rank)}
-        for place in sorted(set(places.values())):
-            yield _group(GroupKind.MESH, name, place, [each for each in ranks if places.get(each[0].rank) == place])
+    found = []
+    for kind, name in ((GroupKind.STAGE, None), *((GroupKind.MESH, name) for name in names)):
+        places = {rank.rank: rank.stage if name is None else _places(rank).get(name) for rank, _ in ranks}
+        for place in sorted({place for place in places.values() if place is not None}):
+            found.append(_group(kind, name, place, [each for each in ranks if places[each[0].rank] == place]))
+    return tuple(found)
 
 
 def _places(rank: Rank) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Annotated, TypeVar
 
 from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, like, schema_of, text_of
-from ampmem.analysis.summary import ArmSummary, DeviceSummary, Optimizer, WholePeak
+from ampmem.analysis.summary import ArmSummary, DeviceSummary, Measured, Optimizer, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName
 from ampmem.events import MeshAxis
@@ -65,7 +65,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPeak:
+class RankPeak(Measured):
     """The peak of a rank in the compared step; ``op`` and ``module`` are null if not seen."""
 
     bytes: int
@@ -79,14 +79,9 @@ class RankPeak:
     allocated: int | None = None
     """The peak of allocated bytes, with the rounding of blocks; null if there is no such allocator."""
 
-    @property
-    def said(self) -> int:
-        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
-        return self.bytes if self.allocated is None else self.allocated
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestPeak:
+class LargestPeak(Measured):
     """The largest peak of all steps of a rank, including a step in which memory ran out."""
 
     step: int
@@ -94,11 +89,6 @@ class LargestPeak:
     """Bytes requested at that peak."""
     allocated: int | None = None
     """Bytes allocated, with the rounding of blocks; null if there is no such allocator."""
-
-    @property
-    def said(self) -> int:
-        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
-        return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

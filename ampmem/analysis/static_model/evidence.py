@@ -12,7 +12,7 @@ from ampmem.analysis.static_model.recipes import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, Mask, dtype_bytes
 from ampmem.analysis.timeline.timeline import MemoryHistory
-from ampmem.events import Fact, ParameterRecord, Phase, Recording
+from ampmem.events import Fact, ParameterRecord, Phase
 from ampmem.names import FUNCTIONAL, StateName, casts_compiled, casts_open
 from ampmem.vocabulary import SourceKind
 
@@ -154,6 +154,8 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
     step = recording.steps[index].index
     facts = recording.facts
     gradients = facts.fact == Fact.GRADIENT
+    # The integer tensors of a gradient are the indices of a sparse one.
+    indices = np.array([text in ("int32", "int64") for text in recording.texts], dtype=np.bool_)[facts.dtype]
     return Evidence(
         parameters=history.parameters,
         live=history.timeline.breakdown(position),
@@ -168,7 +170,7 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
         had_gradient=_named(history, gradients & (facts.time_ns < instant_ns)),
         have_gradients=_named(history, gradients),
         at_update=with_a_gradient_at_update(history, instant_ns),
-        sparse=_named(history, gradients & (facts.time_ns < instant_ns) & _of_integers(recording)),
+        sparse=_named(history, gradients & (facts.time_ns < instant_ns) & indices),
         autocast=recording.arm.dtype is not None,
         updated=not all(ended),
         skipped=any(ended),
@@ -195,12 +197,6 @@ def with_a_gradient_at_update(history: MemoryHistory, until_ns: int) -> frozense
     return frozenset(history.recording.texts[name] for name in names)
 
 
-def _of_integers(recording: Recording) -> Mask:
-    """Which facts are about integer tensors; for a gradient, these are the indices of a sparse one."""
-    integers = [number for number, text in enumerate(recording.texts) if text in ("int32", "int64")]
-    return np.isin(recording.facts.dtype, integers)
-
-
 def credit(
     memories: Sequence[NamedMemory], parameters: Sequence[ParameterRecord], sparse: Collection[str] = ()
 ) -> Credits:
@@ -214,11 +210,12 @@ def credit(
     beyond = 0
     for memory in memories:
         owners = {records[name]: dtype for name, dtype in memory.names.items() if name in records}
-        alone = len(owners) == 1
-        shares = {
-            owner.name: memory.bytes if alone and owner.name in sparse else _share(memory, owner, dtype, alone=alone)
-            for owner, dtype in owners.items()
-        }
+        alone, shares = len(owners) == 1, {}
+        for owner, dtype in owners.items():
+            size = dtype_bytes(dtype)
+            fitting = memory.bytes if alone and fits(memory.bytes, owner) else owner.bytes
+            share = fitting if size is None else size * owner.elements
+            shares[owner.name] = memory.bytes if alone and owner.name in sparse else share
         for name, share in shares.items():
             sizes = of.setdefault(name, [])
             if sizes and name in memory.further:
@@ -233,13 +230,6 @@ def credit(
 def fits(size: int, owner: ParameterRecord) -> bool:
     """Whether a tensor of ``size`` bytes can have the elements of ``owner``."""
     return any(size == itemsize * owner.elements for itemsize in ITEMSIZES)
-
-
-def _share(memory: NamedMemory, owner: ParameterRecord, dtype: str, *, alone: bool) -> int:
-    """The bytes of ``owner``'s tensor in ``memory``."""
-    if (size := dtype_bytes(dtype)) is not None:
-        return size * owner.elements
-    return memory.bytes if alone and fits(memory.bytes, owner) else owner.bytes
 
 
 def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemory, ...]:

@@ -197,7 +197,9 @@ def parameter_terms(evidence: Evidence, per_element: float) -> TermSums:
         kind = TermKind.PARAMETER_TYPE
         terms.add(kind, record.bytes - per_element * record.elements, record.name, about=record.dtype)
         if not found:
-            terms.add(_missing_parameter(evidence.fates[Category.PARAMETERS], record), -record.bytes, record.name)
+            fates = evidence.fates[Category.PARAMETERS]
+            missing = _fate(fates, record.name, TermKind.PARAMETERS_GONE, TermKind.PARAMETERS_LATER)
+            terms.add(missing, -record.bytes, record.name)
         elif len(found) > 1:
             about = evidence.kept.get(record.name, "")
             kind = TermKind.PARAMETERS_KEPT if about else TermKind.PARAMETERS_MOVED
@@ -216,10 +218,6 @@ def _add_beyond(terms: TermSums, beyond: int, padding: Mapping[str, int], kind: 
             terms.add(TermKind.PADDING, size, name)
         beyond -= sum(padding.values())
     terms.add(kind, beyond)
-
-
-def _missing_parameter(fates: Fates, record: ParameterRecord) -> TermKind | None:
-    return _fate(fates, record.name, TermKind.PARAMETERS_GONE, TermKind.PARAMETERS_LATER)
 
 
 def gradient_terms(evidence: Evidence, per_element: float) -> TermSums:
@@ -352,7 +350,7 @@ def _still_there(evidence: Evidence, copy: Copy) -> TermKind:
 def _of_whole(copy: Copy, record: ParameterRecord) -> bool:
     """Whether ``copy`` may be of more than this process's shard of ``record``: at most of the whole parameter."""
     size = (record.global_elements or 0) * max(ITEMSIZES)
-    return record.global_elements is not None and record.bytes < copy.bytes * itemsize(record) and copy.bytes <= size
+    return record.bytes < copy.bytes * itemsize(record) and copy.bytes <= size
 
 
 def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float, record: ParameterRecord, named: bool) -> None:
@@ -390,10 +388,7 @@ def _fate(fates: Fates, name: str, gone: TermKind, later: TermKind) -> TermKind 
 SCALAR = 16
 """An optimizer's tensor of at most this many bytes is a counter, not a state."""
 
-_SPECIAL = {
-    ADAFACTOR.key: TermKind.FACTORED_STATE,
-    ADAM_8BIT.key: TermKind.SCALES_OF_BLOCKS,
-}
+_SPECIAL = {ADAFACTOR.key: TermKind.FACTORED_STATE, ADAM_8BIT.key: TermKind.SCALES_OF_BLOCKS}
 
 ModelOf = Callable[[ParameterRecord], OptimizerModel]
 
@@ -401,7 +396,7 @@ ModelOf = Callable[[ParameterRecord], OptimizerModel]
 def state_terms(evidence: Evidence, model_of: ModelOf, per_element: Callable[[ParameterRecord], float]) -> TermSums:
     """Terms for state that is missing or not there yet, or has another type or shape; for scalars and unknown state."""
     terms = TermSums()
-    states = _States(evidence, model_of)
+    states = _States(evidence, model_of, terms)
     parameters_fate = _ParametersFate(evidence)
     for record in evidence.parameters:
         keys = states.keys.get(record.name)
@@ -419,28 +414,16 @@ def state_terms(evidence: Evidence, model_of: ModelOf, per_element: Callable[[Pa
         for key in sorted(every - keys):
             size = states.kept(record, {key})
             terms.add(parameters_fate.no_key(record, key), -size, name, about=key)
-    for other in states.others:
-        terms.add(other.kind, other.bytes, other.parameter, about=other.about)
     return terms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Other:
-    """State beyond the optimizer's model, named ``about``; its ``kind`` is ``None`` without evidence for one."""
-
-    kind: TermKind | None
-    bytes: float
-    parameter: str = ""
-    about: str = ""
-
-
 class _States:
-    """Which states of its model each parameter has, and the other tensors that the optimizers keep."""
+    """Which states of its model each parameter has; state beyond the models is added to ``terms``."""
 
-    def __init__(self, evidence: Evidence, model_of: ModelOf) -> None:
+    def __init__(self, evidence: Evidence, model_of: ModelOf, terms: TermSums) -> None:
         self.keys: dict[str, set[str]] = {}
         """The states that each parameter has, by parameter."""
-        self.others: list[_Other] = []
+        self._terms = terms
         self._model_of = model_of
         self._records = {record.name: record for record in evidence.parameters}
         self._masters = credit(evidence.memories[Category.MASTER_COPIES], evidence.parameters).of
@@ -467,15 +450,13 @@ class _States:
             self.keys.setdefault(name.parameter, set()).add(name.state)
         if not modelled and known:
             kind = TermKind.SCALARS if memory.bytes <= SCALAR else TermKind.UNKNOWN_STATE
-            first = known[0]
-            self.others.append(_Other(kind=kind, bytes=memory.bytes, parameter=first.parameter, about=first.state))
-        elif len(modelled) == 1 and self._model_of(self._records[modelled[0].parameter]).key not in _SPECIAL:
-            name = modelled[0]
-            more = memory.bytes - self.kept(self._records[name.parameter], {name.state})
-            self.others.append(_Other(kind=None, bytes=more))
+            self._terms.add(kind, memory.bytes, known[0].parameter, about=known[0].state)
+            return
+        shares = sum(self.kept(self._records[name.parameter], {name.state}) for name in modelled)
+        if len(modelled) == 1 and self._model_of(self._records[modelled[0].parameter]).key not in _SPECIAL:
+            self._terms.add(None, memory.bytes - shares)
         elif len(modelled) > 1:
-            shares = sum(self.kept(self._records[name.parameter], {name.state}) for name in modelled)
-            self.others.append(_Other(kind=TermKind.AROUND_STATES, bytes=max(memory.bytes - shares, 0)))
+            self._terms.add(TermKind.AROUND_STATES, max(memory.bytes - shares, 0))
 
     def _modelled(self, name: str) -> set[str]:
         return {state.name for state in self._model_of(self._records[name]).states}

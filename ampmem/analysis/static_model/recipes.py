@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ampmem.analysis.timeline.categories import Category
 from ampmem.errors import UsageError
 from ampmem.vocabulary import Mark
-
-_ChoiceT = TypeVar("_ChoiceT")
 
 COMPONENTS: tuple[Category, ...] = (
     Category.PARAMETERS,
@@ -67,12 +64,12 @@ class Precision:
     key: str
     title: str
     parameters: float
-    cast_copies: float
+    cast_copies: float = 0.0
     gradients: float
-    master_copies: float
-    optimized_itemsize: int
+    master_copies: float = 0.0
+    optimized_itemsize: int = 4
     """Bytes per element of the tensors that the optimizer updates."""
-    transient_casts: bool
+    transient_casts: bool = False
     """Whether the cast copies are freed by the end of backward."""
     source: str
 
@@ -97,7 +94,7 @@ class Recipe:
         }
 
     @property
-    def static(self) -> float:
+    def total(self) -> float:
         """Bytes per parameter alive after backward, so without transient casts."""
         return self.peak - (self.precision.cast_copies if self.precision.transient_casts else 0.0)
 
@@ -107,18 +104,17 @@ class Recipe:
         return sum(self.components.values())
 
 
-FP32 = Precision(
-    key="fp32",
-    title="everything in float32",
-    parameters=4.0,
-    cast_copies=0.0,
-    gradients=4.0,
-    master_copies=0.0,
-    optimized_itemsize=4,
-    transient_casts=False,
-    source="Hugging Face Transformers documentation, Anatomy of Model's Memory: "
-    "https://github.com/huggingface/transformers/blob/249ef81/docs/source/en/model_memory_anatomy.md",
+_TRANSFORMERS = (
+    "Hugging Face Transformers documentation, Anatomy of Model's Memory: "
+    "https://github.com/huggingface/transformers/blob/249ef81/docs/source/en/model_memory_anatomy.md"
 )
+_MEGATRON = (
+    "Megatron Core User Guide, Distributed Optimizer: "
+    "https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html"
+)
+_PURE_HALF = "Hugging Face Transformers, pull request 21312: https://github.com/huggingface/transformers/pull/21312"
+
+FP32 = Precision(key="fp32", title="everything in float32", parameters=4.0, gradients=4.0, source=_TRANSFORMERS)
 """16 bytes per parameter with Adam. Source: Hugging Face Transformers documentation, Anatomy of Model's Memory."""
 
 USUAL_AMP = Precision(
@@ -127,9 +123,6 @@ USUAL_AMP = Precision(
     parameters=4.0,
     cast_copies=2.0,
     gradients=2.0,
-    master_copies=0.0,
-    optimized_itemsize=4,
-    transient_casts=False,
     source="Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.1: https://arxiv.org/abs/1710.03740",
 )
 """16 bytes per parameter with Adam: float32 weights, a half copy of them and half gradients.
@@ -143,8 +136,6 @@ AUTOCAST = Precision(
     parameters=4.0,
     cast_copies=2.0,
     gradients=4.0,
-    master_copies=0.0,
-    optimized_itemsize=4,
     transient_casts=True,
     source="PyTorch, cached_cast in aten/src/ATen/autocast_mode.cpp, and https://docs.pytorch.org/docs/stable/amp.html",
 )
@@ -158,11 +149,8 @@ HALF_MASTER = Precision(
     key="half-master",
     title="half weights and a float32 master",
     parameters=2.0,
-    cast_copies=0.0,
     gradients=2.0,
     master_copies=4.0,
-    optimized_itemsize=4,
-    transient_casts=False,
     source="Rajbhandari et al., ZeRO, SC 2020, section 3.1: https://arxiv.org/abs/1910.02054",
 )
 """16 bytes per parameter with Adam: Apex O2, DeepSpeed FP16.
@@ -174,13 +162,9 @@ HALF_MASTER_FP32_GRADIENTS = Precision(
     key="half-master-fp32-gradients",
     title="half weights, float32 master and gradients",
     parameters=2.0,
-    cast_copies=0.0,
     gradients=4.0,
     master_copies=4.0,
-    optimized_itemsize=4,
-    transient_casts=False,
-    source="Megatron Core User Guide, Distributed Optimizer: "
-    "https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html",
+    source=_MEGATRON,
 )
 """18 bytes per parameter with Adam. Source: Megatron Core User Guide, Distributed Optimizer."""
 
@@ -188,11 +172,8 @@ HALF_MASTER_FP32_ACCUMULATION = Precision(
     key="half-master-fp32-accumulation",
     title="half weights and gradients, float32 master and accumulated gradients",
     parameters=2.0,
-    cast_copies=0.0,
     gradients=6.0,
     master_copies=4.0,
-    optimized_itemsize=4,
-    transient_casts=False,
     source="Smith et al., Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B: "
     "https://arxiv.org/abs/2201.11990",
 )
@@ -202,12 +183,9 @@ PURE_HALF = Precision(
     key="pure-half",
     title="everything in bfloat16 or float16",
     parameters=2.0,
-    cast_copies=0.0,
     gradients=2.0,
-    master_copies=0.0,
     optimized_itemsize=2,
-    transient_casts=False,
-    source="Hugging Face Transformers, pull request 21312: https://github.com/huggingface/transformers/pull/21312",
+    source=_PURE_HALF,
 )
 """8 bytes per parameter with Adam. Source: Hugging Face Transformers, pull request 21312, and PyTorch's Adam."""
 
@@ -301,9 +279,10 @@ _FORMS = {
 
 def recipe(precision: str, optimizer: str) -> Recipe:
     """The recipe with that name and optimizer. Raises :class:`UsageError` for unknown names, listing the known ones."""
-    return Recipe(
-        precision=_choice(PRECISIONS, precision, "recipe"), optimizer=_choice(OPTIMIZERS, optimizer, "optimizer")
-    )
+    for kind, name, choices in (("recipe", precision, PRECISIONS), ("optimizer", optimizer, OPTIMIZERS)):
+        if name not in choices:
+            raise UsageError(f"there is no {kind} {name!r}; choose one of {', '.join(choices)}")
+    return Recipe(precision=PRECISIONS[precision], optimizer=OPTIMIZERS[optimizer])
 
 
 def optimizer_model(class_names: Sequence[str], settings: Mapping[str, object]) -> OptimizerModel | None:
@@ -313,13 +292,10 @@ def optimizer_model(class_names: Sequence[str], settings: Mapping[str, object]) 
     parameter groups (``momentum``, ``amsgrad``, ``centered``, …).
     """
     # bitsandbytes' other classes have the names of PyTorch's, and no option of the group says how many bits they keep.
-    if _BITSANDBYTES.intersection(class_names) and not _EIGHT_BIT.intersection(class_names):
+    if is_bitsandbytes(class_names) and not _EIGHT_BIT.intersection(class_names):
         return None
-    for name in class_names:
-        key = _key(name, settings)
-        if key is not None:
-            return OPTIMIZERS[key]
-    return None
+    keys = (_key(name, settings) for name in class_names)
+    return next((OPTIMIZERS[key] for key in keys if key is not None), None)
 
 
 def optimizer_forms(class_names: Sequence[str]) -> tuple[OptimizerModel, ...]:
@@ -381,12 +357,6 @@ def _key(class_name: str, settings: Mapping[str, object]) -> str | None:
     return class_name.lower() if class_name in _ONE_FORM else None
 
 
-def _choice(choices: Mapping[str, _ChoiceT], name: str, kind: str) -> _ChoiceT:
-    if name not in choices:
-        raise UsageError(f"there is no {kind} {name!r}; choose one of {', '.join(choices)}")
-    return choices[name]
-
-
 # The published formulas of static memory as data, and which of them agree with a measured run.
 
 TOLERANCE = 0.01
@@ -398,12 +368,11 @@ class Published:
     """A formula as its authors give it, for Adam on one device; all numbers are bytes per parameter."""
 
     key: str
-    title: str
     parameters: float
-    cast_copies: float
+    cast_copies: float = 0.0
     gradients: float
-    master_copies: float
-    optimizer_state: float
+    master_copies: float = 0.0
+    optimizer_state: float = 8.0
     total: float
     """The authors' total, which is not always the sum of the parts."""
     counts: str
@@ -420,14 +389,6 @@ _ACCELERATE = (
     "Hugging Face Accelerate, estimate_training_usage in commands/estimate.py: "
     "https://github.com/huggingface/accelerate/blob/main/src/accelerate/commands/estimate.py"
 )
-_TRANSFORMERS = (
-    "Hugging Face Transformers documentation, Anatomy of Model's Memory: "
-    "https://github.com/huggingface/transformers/blob/249ef81/docs/source/en/model_memory_anatomy.md"
-)
-_MEGATRON = (
-    "Megatron Core User Guide, Distributed Optimizer: "
-    "https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html"
-)
 _DEEPSPEED = (
     "DeepSpeed documentation, Memory Requirements: "
     "https://github.com/deepspeedai/DeepSpeed/blob/master/docs/code-docs/source/memory.rst"
@@ -436,60 +397,42 @@ _DEEPSPEED = (
 _FORMULAS = (
     Published(
         key="accelerate-fp32",
-        title="accelerate estimate-memory, float32",
         parameters=4.0,
-        cast_copies=0.0,
         gradients=4.0,
-        master_copies=0.0,
-        optimizer_state=8.0,
         total=16.0,
         counts="Four times the model: weights, gradients and Adam's two moments.",
         source=_ACCELERATE,
     ),
     Published(
         key="accelerate-mixed",
-        title="accelerate estimate-memory, float16",
         parameters=4.0,
-        cast_copies=0.0,
         gradients=6.0,
-        master_copies=0.0,
-        optimizer_state=8.0,
         total=8.0,
         counts="The largest part, not the sum; the gradients are counted in float32 and again in float16.",
         source=_ACCELERATE,
     ),
     Published(
         key="transformers-fp32",
-        title="Transformers documentation, float32",
         parameters=4.0,
-        cast_copies=0.0,
         gradients=4.0,
-        master_copies=0.0,
-        optimizer_state=8.0,
         total=16.0,
         counts="Weights, gradients and AdamW's two moments, all in float32.",
         source=_TRANSFORMERS,
     ),
     Published(
         key="transformers-mixed",
-        title="Transformers documentation, mixed precision",
         parameters=4.0,
         cast_copies=2.0,
         gradients=4.0,
-        master_copies=0.0,
-        optimizer_state=8.0,
         total=18.0,
         counts="Float32 weights with a float16 copy that stays, float32 gradients and AdamW's two moments.",
         source=_TRANSFORMERS,
     ),
     Published(
         key="transformer-math",
-        title="EleutherAI, Transformer Math 101",
         parameters=2.0,
-        cast_copies=0.0,
         gradients=4.0,
         master_copies=4.0,
-        optimizer_state=8.0,
         total=18.0,
         counts="Half weights, a float32 copy counted with the optimizer (12), and gradients in float32, "
         "the calculator's default; half gradients make it 16.",
@@ -498,36 +441,27 @@ _FORMULAS = (
     ),
     Published(
         key="megatron-fp32-grads",
-        title="Megatron-LM, half weights and float32 gradients",
         parameters=2.0,
-        cast_copies=0.0,
         gradients=4.0,
         master_copies=4.0,
-        optimizer_state=8.0,
         total=18.0,
         counts="Without the distributed optimizer; with it 6 + 12/d on each of d data-parallel ranks.",
         source=_MEGATRON,
     ),
     Published(
         key="megatron-half-grads",
-        title="Megatron-LM, half weights and half gradients",
         parameters=2.0,
-        cast_copies=0.0,
         gradients=6.0,
         master_copies=4.0,
-        optimizer_state=8.0,
         total=20.0,
         counts="Without the distributed optimizer; with it 4 + 16/d, so a float32 copy of the gradients is in it.",
         source=_MEGATRON,
     ),
     Published(
         key="zero-paper",
-        title="ZeRO paper",
         parameters=2.0,
-        cast_copies=0.0,
         gradients=2.0,
         master_copies=4.0,
-        optimizer_state=8.0,
         total=16.0,
         counts="Half weights and gradients, and K = 12: a float32 copy of the weights and Adam's two moments.",
         source="Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020: "
@@ -535,24 +469,18 @@ _FORMULAS = (
     ),
     Published(
         key="deepspeed-zero3",
-        title="DeepSpeed estimator, ZeRO-3",
         parameters=2.0,
-        cast_copies=0.0,
         gradients=4.0,
         master_copies=4.0,
-        optimizer_state=8.0,
         total=18.0,
         counts="On one rank, without the gathered layer: half weights, and weights, gradients and moments in float32.",
         source=_DEEPSPEED,
     ),
     Published(
         key="mt-nlg",
-        title="Megatron-Turing NLG 530B",
         parameters=2.0,
-        cast_copies=0.0,
         gradients=6.0,
         master_copies=4.0,
-        optimizer_state=8.0,
         total=20.0,
         counts="Weights and gradients in half and again in float32, and Adam's two moments.",
         source="Smith et al., Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B, 2022: "
@@ -560,15 +488,12 @@ _FORMULAS = (
     ),
     Published(
         key="pure-bf16",
-        title="pure bfloat16",
         parameters=2.0,
-        cast_copies=0.0,
         gradients=2.0,
-        master_copies=0.0,
         optimizer_state=4.0,
         total=8.0,
         counts="Weights, gradients and Adam's two moments, all in bfloat16.",
-        source="Hugging Face Transformers, pull request 21312: https://github.com/huggingface/transformers/pull/21312",
+        source=_PURE_HALF,
     ),
 )
 
@@ -601,20 +526,11 @@ class FormulaMatch:
     split: bool
 
 
-def match_recipe(recipe: Recipe, measured: Measured) -> FormulaMatch:
-    """The match of a recipe with a run, without casts that are freed after backward."""
-    parts = dict(recipe.components)
-    if recipe.precision.transient_casts:
+def match(formula: Recipe | Published, measured: Measured) -> FormulaMatch:
+    """The match of a recipe (without casts that are freed after backward) or of a published formula with a run."""
+    total, parts = formula.total, dict(formula.components)
+    if isinstance(formula, Recipe) and formula.precision.transient_casts:
         parts[Category.CAST_COPIES] = 0.0
-    return _match(recipe.static, parts, measured)
-
-
-def match_published(formula: Published, measured: Measured) -> FormulaMatch:
-    """The match of a published formula with a run."""
-    return _match(formula.total, formula.components, measured)
-
-
-def _match(total: float, parts: Mapping[str, float], measured: Measured) -> FormulaMatch:
     slack = TOLERANCE * measured.static_bytes
 
     def near(per_parameter: float, size: int) -> bool:

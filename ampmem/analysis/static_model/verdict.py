@@ -7,9 +7,11 @@ difference itself. So the residual is a real check: it is 0 only if the terms ac
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from itertools import compress
 from typing import Annotated
 
 import numpy as np
@@ -114,7 +116,7 @@ def optimizers_of(history: MemoryHistory) -> OptimizerModels:
         mine = theirs.get(index, [])
         of |= _models(optimizer, mine, seen, stateless)
         default = default or _usual(of, mine)
-    default = default or _unassigned(recording.optimizers)
+    default = default or (_named(recording.optimizers[0]) if recording.optimizers else NONE)
     titles = dict.fromkeys((default.title, *(model.title for model in of.values())))
     return OptimizerModels(of=of, default=default, titles=tuple(titles))
 
@@ -136,8 +138,10 @@ def state_to_come(history: MemoryHistory, position: int, parameters: Collection[
         model, keys = models[record.optimizer], there.get(record.name, set())
         if model is None:
             return None
-        if model in (ADAFACTOR, ADAM_8BIT):
-            size += 0 if keys else _whole_state(model, record)
+        if model == ADAM_8BIT:
+            size += 0 if keys else adam8bit_state(own_elements(record))
+        elif model == ADAFACTOR:
+            size += adafactor_state(record.shape, itemsize(record)) if own_elements(record) and not keys else 0
         else:
             missing = tuple(state for state in model.states if state.name not in keys)
             per_element = replace(model, states=missing).bytes_per_element(masters.get(record.name, itemsize(record)))
@@ -161,12 +165,6 @@ def _models_by_number(history: MemoryHistory) -> Mapping[int | None, OptimizerMo
     return found
 
 
-def _whole_state(model: OptimizerModel, record: ParameterRecord) -> int:
-    if model == ADAM_8BIT:
-        return adam8bit_state(own_elements(record))
-    return adafactor_state(record.shape, itemsize(record)) if own_elements(record) else 0
-
-
 def _states_at(history: MemoryHistory, position: int) -> Mapping[str, set[str]]:
     """By parameter the keys of its states that are alive at ``position``."""
     facts, texts = history.facts, history.recording.texts
@@ -176,13 +174,6 @@ def _states_at(history: MemoryHistory, position: int) -> Mapping[str, set[str]]:
         name = StateName.read(texts[text])
         found.setdefault(name.parameter, set()).add(name.state)
     return found
-
-
-def _unassigned(optimizers: Sequence[OptimizerRecord]) -> OptimizerModel:
-    """The first optimizer's model, for parameters not known to belong to any optimizer."""
-    if not optimizers:
-        return NONE
-    return _named(optimizers[0])
 
 
 def _named(optimizer: OptimizerRecord) -> OptimizerModel:
@@ -259,10 +250,9 @@ def _as_seen(optimizer: OptimizerRecord, state: _Seen) -> OptimizerModel:
 
 def _usual(of: Mapping[str, OptimizerModel], mine: Sequence[ParameterRecord]) -> OptimizerModel | None:
     """The model of most elements of ``mine``."""
-    elements: dict[str, int] = {}
+    elements: Counter[str] = Counter()
     for record in mine:
-        model = of[record.name]
-        elements[model.title] = elements.get(model.title, 0) + own_elements(record)
+        elements[of[record.name].title] += own_elements(record)
     return max((of[record.name] for record in mine), key=lambda model: elements[model.title], default=None)
 
 
@@ -286,7 +276,7 @@ def _seen(history: MemoryHistory) -> dict[str, _Seen]:
         each, rest = divmod(size, together.get(allocation, 0) or 1)
         each = 0 if rest else each
         shape = shape_of(texts[facts.shape[row]])
-        if shape is not None and prod(shape) != record.elements == together[allocation]:
+        if shape is not None and math.prod(shape) != record.elements == together[allocation]:
             each = _OTHER_SHAPE
         optimized = {itemsize(record), masters.get(record.name, 0)}
         sizes = state.sizes if size > SCALAR else state.small
@@ -297,12 +287,10 @@ def _seen(history: MemoryHistory) -> dict[str, _Seen]:
 def _elements_of_each(history: MemoryHistory, rows: Column, records: Mapping[str, ParameterRecord]) -> dict[int, int]:
     """The elements of all parameters whose state is in an allocation: one buffer may hold the states of several."""
     facts, texts = history.facts, history.recording.texts
-    elements: dict[int, int] = {}
+    elements: Counter[int] = Counter()
     for row in rows.tolist():
         record = records.get(StateName.read(texts[facts.name[row]]).parameter)
-        if record is not None:
-            allocation = int(facts.allocation[row])
-            elements[allocation] = elements.get(allocation, 0) + record.elements
+        elements[int(facts.allocation[row])] += 0 if record is None else record.elements
     return elements
 
 
@@ -315,11 +303,8 @@ def _masters(history: MemoryHistory) -> dict[str, int]:
 
 def _updated_with_a_gradient(history: MemoryHistory) -> frozenset[str]:
     """The parameters with a gradient during an update that was done."""
-    done = [
-        marks.after_optimizer
-        for step, marks in zip(history.recording.steps, history.marks, strict=True)
-        if marks.after_optimizer is not None and not step.skipped_update
-    ]
+    steps = zip(history.recording.steps, history.marks, strict=True)
+    done = (marks.after_optimizer or 0 for step, marks in steps if not step.skipped_update)
     return with_a_gradient_at_update(history, max(done, default=0))
 
 
@@ -357,12 +342,12 @@ def unknown_of(recording: Recording) -> tuple[str, ...]:
     if recording.run.source != SourceKind.SNAPSHOT:
         return ()
     names = [optimizer.class_name for optimizer in recording.optimizers]
-    known = {
-        "precision": recording.arm.name != Arm.AS_IS,
-        "parameters": bool(recording.parameters),
-        "optimizer": bool(names) and NOT_KNOWN not in names,
+    unknown = {
+        "precision": recording.arm.name == Arm.AS_IS,
+        "parameters": not recording.parameters,
+        "optimizer": not names or NOT_KNOWN in names,
     }
-    return tuple(what for what, is_known in known.items() if not is_known)
+    return tuple(compress(unknown, unknown.values()))
 
 
 TOTAL = "total"
@@ -445,14 +430,13 @@ def judge(
     if unknown_of(recording):
         return None
     if index is None:
-        judged = _worth_judging(history)
+        enough = Mark.AFTER_FORWARD if _is_inference(history) else Mark.AFTER_BACKWARD
+        judged = [place for place, marks in enumerate(history.marks) if getattr(marks, enough) is not None]
         if not judged:
             return None
         index = ([place for place in judged if recording.steps[place].finished] or judged)[-1]
-    marks = {name: getattr(history.marks[index], name) for name in STEP_MARKS}
-    evidence = {
-        name: evidence_at(history, ledger, instant, index) for name, instant in marks.items() if instant is not None
-    }
+    reached = ((name, getattr(history.marks[index], name)) for name in STEP_MARKS)
+    evidence = {name: evidence_at(history, ledger, at, index) for name, at in reached if at is not None}
     model = _model(history, evidence.values())
     step, recipe = recording.steps[index].index, _recipe(model)
     lost = _lost_parameters(evidence)
@@ -462,13 +446,6 @@ def judge(
     if breach is not None:
         components = [replace(component, holds=False) for component in components]
     return StaticVerdict(step=step, recipe=recipe, components=tuple(components), problem=breach)
-
-
-def _worth_judging(history: MemoryHistory) -> list[int]:
-    """The steps that came far enough for a verdict."""
-    if _is_inference(history):
-        return [place for place, marks in enumerate(history.marks) if marks.after_forward is not None]
-    return [place for place, marks in enumerate(history.marks) if marks.after_backward is not None]
 
 
 def _is_inference(history: MemoryHistory) -> bool:
@@ -491,43 +468,32 @@ def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
 
 
 def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
-    if _is_inference(history):
-        precision, optimizers = _precision_of_inference(history), NO_OPTIMIZERS
-    else:
-        precision, optimizers = _precision(history, evidence), optimizers_of(history)
-    state = sum(
-        optimizers.model_of(record).bytes_per_element(precision.optimized_itemsize) * own_elements(record)
-        for record in history.parameters
-    )
-    count = sum(own_elements(record) for record in history.parameters)
-    return _Model(precision=precision, optimizers=optimizers, count=count, state=state)
+    precision = _precision(history, evidence)
+    optimizers = NO_OPTIMIZERS if _is_inference(history) else optimizers_of(history)
+    each = [(own_elements(record), optimizers.model_of(record)) for record in history.parameters]
+    state = sum(model.bytes_per_element(precision.optimized_itemsize) * count for count, model in each)
+    return _Model(precision=precision, optimizers=optimizers, count=sum(count for count, _ in each), state=state)
 
 
 def _precision(history: MemoryHistory, evidence: Collection[Evidence]) -> Precision:
     """The recipe's precision, from the type of most elements, the arm, and the gradients of master copies."""
-    recording = history.recording
-    if not _mostly_half(history):
-        return AUTOCAST if recording.arm.name in AUTOCAST_ARMS else FP32
+    recording, inference = history.recording, _is_inference(history)
+    elements: Counter[int] = Counter()
+    for record in history.parameters:
+        elements[itemsize(record)] += record.elements
+    if max(elements, key=lambda size: elements[size], default=4) != 2:
+        under_autocast = recording.arm.name in AUTOCAST_ARMS
+        if inference:
+            return INFERENCE_AUTOCAST if under_autocast else INFERENCE_FP32
+        return AUTOCAST if under_autocast else FP32
+    if inference:
+        return INFERENCE_HALF
     if not (recording.facts.fact == Fact.MASTER_COPY).any():
         return PURE_HALF
     shares = [_gradient_shares(seen) for seen in evidence]
     if any(min(share.get(2, 0), share.get(4, 0)) >= _SOME for share in shares):
         return HALF_MASTER_FP32_ACCUMULATION
     return HALF_MASTER_FP32_GRADIENTS if any(share.get(4, 0) >= _SOME for share in shares) else HALF_MASTER
-
-
-def _precision_of_inference(history: MemoryHistory) -> Precision:
-    if _mostly_half(history):
-        return INFERENCE_HALF
-    return INFERENCE_AUTOCAST if history.recording.arm.name in AUTOCAST_ARMS else INFERENCE_FP32
-
-
-def _mostly_half(history: MemoryHistory) -> bool:
-    """Whether most parameter elements have two bytes."""
-    elements: dict[int, int] = {}
-    for record in history.parameters:
-        elements[itemsize(record)] = elements.get(itemsize(record), 0) + record.elements
-    return max(elements, key=lambda size: elements[size], default=4) == 2
 
 
 def _gradient_shares(evidence: Evidence) -> dict[int, float]:
@@ -559,39 +525,34 @@ def _recipe(model: _Model) -> StaticRecipe:
 def _components(model: _Model, mark: Mark, evidence: Evidence) -> list[StaticComponent]:
     precision = model.precision
     casts = precision.cast_copies if mark == Mark.AFTER_FORWARD or not precision.transient_casts else 0.0
-    sizes = {
-        Category.PARAMETERS: precision.parameters * model.count,
-        Category.CAST_COPIES: casts * model.count,
-        Category.GRADIENTS: precision.gradients * model.count,
-        Category.MASTER_COPIES: precision.master_copies * model.count,
-        Category.OPTIMIZER_STATE: model.state,
+    per_element = {
+        Category.PARAMETERS: (precision.parameters, parameter_terms),
+        Category.CAST_COPIES: (casts, cast_terms),
+        Category.GRADIENTS: (precision.gradients, gradient_terms),
+        Category.MASTER_COPIES: (precision.master_copies, master_terms),
     }
-    terms = {
-        Category.PARAMETERS: parameter_terms(evidence, precision.parameters),
-        Category.CAST_COPIES: cast_terms(evidence, casts),
-        Category.GRADIENTS: gradient_terms(evidence, precision.gradients),
-        Category.MASTER_COPIES: master_terms(evidence, precision.master_copies),
-        Category.OPTIMIZER_STATE: state_terms(evidence, model.optimizers.model_of, model.state_per_element),
-    }
+    found = {name: (size * model.count, terms(evidence, size)) for name, (size, terms) in per_element.items()}
+    of_state = state_terms(evidence, model.optimizers.model_of, model.state_per_element)
+    found[Category.OPTIMIZER_STATE] = model.state, of_state
     live = evidence.live
-    parts = [_component(model, mark, name, round(sizes[name]), live[name], terms[name]) for name in COMPONENTS]
-    together = TermSums.sum(terms.values())
+    parts = [_component(model, mark, name, round(size), live[name], terms) for name, (size, terms) in found.items()]
+    together = TermSums.sum(terms for _, terms in found.values())
     together.add(TermKind.ROUNDING, evidence.rounding)
     measured = sum(live[name] for name in COMPONENTS) + evidence.rounding
     return [*parts, _component(model, mark, TOTAL, sum(part.model_bytes for part in parts), measured, together)]
 
 
 def _component(model: _Model, mark: Mark, name: str, size: int, measured: int, terms: TermSums) -> StaticComponent:
-    listed = terms.listed()
+    listed, count = terms.listed(), model.count or math.inf
     residual = measured - size - sum(term.bytes for term in listed)
     explained = residual == 0 and terms.complete
     return StaticComponent(
         mark=mark,
         component=str(name),
-        model_bytes_per_param=size / model.count if model.count else 0.0,
+        model_bytes_per_param=size / count,
         model_bytes=size,
         measured_bytes=measured,
-        measured_bytes_per_param=measured / model.count if model.count else 0.0,
+        measured_bytes_per_param=measured / count,
         residual_bytes=residual,
         terms=listed,
         explained=explained,

@@ -5,11 +5,12 @@ A rule looks at the facts and lifetimes of all allocations at once and returns a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
 from ampmem.analysis.timeline.marks import failure_ns, trains
@@ -49,8 +50,9 @@ def _inside(records: Sequence[ParameterRecord], trained: frozenset[str]) -> set[
     """
     below: dict[str, list[ParameterRecord]] = {}
     for record in records:
-        for path in _paths(record.name):
-            below.setdefault(path, []).append(record)
+        parts = record.name.split(".")
+        for end in range(len(parts) - 1, 0, -1):  # the paths of its module and of all modules above it
+            below.setdefault(".".join(parts[:end]), []).append(record)
     still = [path for path, mine in below.items() if not any(r.name in trained or r.in_graph for r in mine)]
     several = [path for path in still if len({record.name.rpartition(".")[0] for record in below[path]}) > 1]
     learned = {_shapes(path, mine) for path, mine in below.items() if any(r.name in trained for r in mine)}
@@ -60,14 +62,6 @@ def _inside(records: Sequence[ParameterRecord], trained: frozenset[str]) -> set[
         if any(record.in_graph is False for record in below[path]) or _shapes(path, below[path]) in learned
         for record in below[path]
     }
-
-
-def _paths(name: str) -> Iterator[str]:
-    """The paths of the parameter's module and of all modules above it."""
-    path = name.rpartition(".")[0]
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
 
 
 def _shapes(path: str, records: Sequence[ParameterRecord]) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -155,6 +149,11 @@ class Classes:
         return mask
 
 
+def having(fact: Fact) -> Callable[[View], Mask]:
+    """The rule for all memory of which ``fact`` was seen, except what an earlier rule decides."""
+    return lambda view: view.has(fact)
+
+
 def is_elsewhere(view: View) -> Mask:
     """The block of memory held by threads that are not recorded."""
     return view.elsewhere
@@ -165,45 +164,15 @@ def is_untrained(view: View) -> Mask:
     return view.untrained & view.has(Fact.PARAMETER)
 
 
-def is_parameter(view: View) -> Mask:
-    """Memory of an ``nn.Parameter``."""
-    return view.has(Fact.PARAMETER)
-
-
-def is_master_copy(view: View) -> Mask:
-    """An optimizer's own copy of a parameter."""
-    return view.has(Fact.MASTER_COPY)
-
-
 def is_gradient(view: View) -> Mask:
     """Memory that is, or becomes, a ``.grad``; not the batch, which has the indices of sparse gradients."""
     batch = view.has(Fact.INPUT) & view.born_in(Phase.SETUP, Phase.DATA, Phase.BETWEEN)
     return view.has(Fact.GRADIENT) & ~batch
 
 
-def is_optimizer_state(view: View) -> Mask:
-    """Memory of a tensor in ``optimizer.state``."""
-    return view.has(Fact.OPTIMIZER_STATE)
-
-
-def is_buffer(view: View) -> Mask:
-    """Memory of a module buffer."""
-    return view.has(Fact.BUFFER)
-
-
 def is_cached(view: View) -> Mask:
     """Memory that a module's attribute holds from before the last step, such as a mask made in the first forward."""
     return view.has(Fact.ATTRIBUTE) & ~view.has(Fact.INPUT) & (view.step < view.last_step)
-
-
-def is_communication(view: View) -> Mask:
-    """Memory for communication only."""
-    return view.has(Fact.COMMUNICATION)
-
-
-def is_cast_copy(view: View) -> Mask:
-    """A parameter in another precision, made by a cast."""
-    return view.has(Fact.CAST_COPY)
 
 
 def is_input(view: View) -> Mask:
@@ -236,19 +205,9 @@ def is_activation(view: View) -> Mask:
     return view.has(Fact.SAVED, Fact.RECOMPUTED) | waiting
 
 
-def is_collective(view: View) -> Mask:
-    """Memory that a collective was given or has filled, and that nothing needs for another reason."""
-    return view.has(Fact.COLLECTIVE)
-
-
 def is_idle(view: View) -> Mask:
     """Memory of a parameter in a module that did not run, in a run that trains a model."""
     return view.untrained & view.has(Fact.PARAMETER_COPY)
-
-
-def is_parameter_copy(view: View) -> Mask:
-    """Memory of a parameter in a module that did not run, in a run that trains nothing."""
-    return view.has(Fact.PARAMETER_COPY)
 
 
 def is_held(view: View) -> Mask:
@@ -282,20 +241,22 @@ def _freed_soon(view: View) -> Mask:
 RULES: tuple[Rule, ...] = (
     Rule(category=Category.OTHER, names=(), applies=is_elsewhere),
     Rule(category=Category.UNTRAINED, names=(Fact.PARAMETER,), applies=is_untrained),
-    Rule(category=Category.MASTER_COPIES, names=(Fact.MASTER_COPY,), applies=is_master_copy),
-    Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER,), applies=is_parameter),
+    Rule(category=Category.MASTER_COPIES, names=(Fact.MASTER_COPY,), applies=having(Fact.MASTER_COPY)),
+    Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER,), applies=having(Fact.PARAMETER)),
     Rule(category=Category.GRADIENTS, names=(Fact.GRADIENT,), applies=is_gradient),
-    Rule(category=Category.OPTIMIZER_STATE, names=(Fact.OPTIMIZER_STATE,), applies=is_optimizer_state),
+    Rule(category=Category.OPTIMIZER_STATE, names=(Fact.OPTIMIZER_STATE,), applies=having(Fact.OPTIMIZER_STATE)),
     Rule(category=Category.UNTRAINED, names=(Fact.PARAMETER_COPY,), applies=is_idle),
-    Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER_COPY,), applies=is_parameter_copy),
-    Rule(category=Category.BUFFERS, names=(Fact.BUFFER,), applies=is_buffer),
+    # Of a module that did not run, in a run that trains nothing.
+    Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER_COPY,), applies=having(Fact.PARAMETER_COPY)),
+    Rule(category=Category.BUFFERS, names=(Fact.BUFFER,), applies=having(Fact.BUFFER)),
     Rule(category=Category.BUFFERS, names=(Fact.ATTRIBUTE,), applies=is_cached),
-    Rule(category=Category.COMMUNICATION, names=(Fact.COMMUNICATION,), applies=is_communication),
-    Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=is_cast_copy),
+    Rule(category=Category.COMMUNICATION, names=(Fact.COMMUNICATION,), applies=having(Fact.COMMUNICATION)),
+    Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=having(Fact.CAST_COPY)),
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
     Rule(category=Category.WORKSPACE, names=(Fact.WORKSPACE,), applies=is_workspace),
     Rule(category=Category.ACTIVATIONS, names=(Fact.SAVED, Fact.RECOMPUTED), applies=is_activation),
-    Rule(category=Category.COMMUNICATION, names=(Fact.COLLECTIVE,), applies=is_collective),
+    # What a collective was given or has filled, and nothing needs for another reason.
+    Rule(category=Category.COMMUNICATION, names=(Fact.COLLECTIVE,), applies=having(Fact.COLLECTIVE)),
     Rule(category=Category.OTHER, names=(Fact.HELD,), applies=is_held),
     Rule(category=Category.TEMPORARIES, names=(Fact.SCRATCH,), applies=is_temporary),
 )
@@ -311,20 +272,14 @@ def view_of(
     for fact in Fact:
         bits[facts.allocation[facts.fact == fact]] |= 1 << fact
     backward = np.append(phases.time_ns[phases.phase == Phase.BACKWARD], FOREVER)
-    return View(
+    return like(
+        View,
+        lifetimes,
         facts=bits,
         elsewhere=lifetimes.address == OTHER_THREADS,
         unseen=_unseen(lifetimes, recording),
-        phase=lifetimes.phase,
-        step=lifetimes.step,
-        died_step=lifetimes.died_step,
-        op=lifetimes.op,
         line=_lines(lifetimes),
         kernels=np.array([text.startswith("aten::") for text in recording.texts], dtype=np.bool_),
-        module=lifetimes.module,
-        bytes=lifetimes.bytes,
-        born_ns=lifetimes.born_ns,
-        died_ns=lifetimes.died_ns,
         step_end_ns=_step_ends(lifetimes.step, steps),
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
         failure_ns=_failures(lifetimes, recording),

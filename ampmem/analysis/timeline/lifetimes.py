@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ampmem.analysis.jsonable import like
 from ampmem.errors import RecordingError
-from ampmem.events import Action, Column, EventColumns, Fact, FactColumns, PhaseColumns, Recording, StepRecord
+from ampmem.events import Action, Column, Columns, EventColumns, Fact, FactColumns, Recording, StepRecord
 from ampmem.names import shape_of
 
 
@@ -19,12 +20,8 @@ def in_order(recording: Recording) -> Recording:
 
     Rows that are in order stay as they are. Events have a clock of their own, which never goes back.
     """
-    phases = recording.phases
-    times = {
-        **{name: getattr(phases, name) for name in phases.names()},
-        "time_ns": np.maximum.accumulate(phases.time_ns),
-    }
-    return replace(recording, phases=PhaseColumns(**times), steps=_apart(recording.steps))
+    phases = replace(recording.phases, time_ns=np.maximum.accumulate(recording.phases.time_ns))
+    return replace(recording, phases=phases, steps=_apart(recording.steps))
 
 
 def _apart(steps: tuple[StepRecord, ...]) -> tuple[StepRecord, ...]:
@@ -77,6 +74,14 @@ class Lifetimes:
         """Which allocations are alive once the first ``position`` events have happened."""
         alive: Mask = (self.born < position) & ((self.died == ALIVE) | (self.died >= position))
         return alive
+
+    def owners(self, events: int) -> Column:
+        """The allocation that each of ``events`` events made or freed."""
+        owner = np.zeros(events, dtype=np.int64)
+        freed = np.flatnonzero(self.died != ALIVE)
+        owner[self.born] = np.arange(len(self))
+        owner[self.died[freed]] = freed
+        return owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,21 +141,16 @@ def _lifetimes(events: EventColumns, born: Column, died: Column) -> Lifetimes:
     died_ns[freed] = times[died[freed]]
     died_step = np.full(len(died), ALIVE, dtype=np.int64)
     died_step[freed] = events.step[died[freed]]
-    return Lifetimes(
-        born=born,
-        died=died,
-        born_ns=times[born],
-        died_ns=died_ns,
-        address=events.address[born],
-        bytes=events.bytes[born],
-        block_bytes=events.block_bytes[born],
-        step=events.step[born],
-        died_step=died_step,
-        phase=events.phase[born],
-        op=events.op[born],
-        module=events.module[born],
-        stack=events.stack[born],
-    )
+    births = _rows(events, born)
+    return like(Lifetimes, births, born=born, died=died, born_ns=times[born], died_ns=died_ns, died_step=died_step)
+
+
+_Group = TypeVar("_Group", bound=Columns)
+
+
+def _rows(columns: _Group, which: Column) -> _Group:
+    """The rows ``which`` of ``columns``."""
+    return type(columns)(**{name: getattr(columns, name)[which] for name in columns.names()})
 
 
 def join_facts(events: EventColumns, lifetimes: Lifetimes, facts: FactColumns) -> JoinedFacts:
@@ -163,15 +163,7 @@ def join_facts(events: EventColumns, lifetimes: Lifetimes, facts: FactColumns) -
     found = _owner(events, lifetimes, facts.time_ns[real], facts.address[real])
     matched = found >= 0
     kept = real[matched]
-    return JoinedFacts(
-        time_ns=facts.time_ns[kept],
-        allocation=found[matched],
-        fact=facts.fact[kept],
-        name=facts.name[kept],
-        module=facts.module[kept],
-        dtype=facts.dtype[kept],
-        shape=facts.shape[kept],
-    )
+    return like(JoinedFacts, _rows(facts, kept), allocation=found[matched])
 
 
 def _owner(events: EventColumns, lifetimes: Lifetimes, time_ns: Column, address: Column) -> Column:
@@ -269,8 +261,7 @@ def tensor_sizes(dtype: Column, shape: Column, texts: Sequence[str]) -> Column:
         return dtype
     pairs, place = np.unique(np.stack([dtype, shape]), axis=1, return_inverse=True)
     sizes = [_size(dtype_bytes(texts[kind]), shape_of(texts[form])) for kind, form in pairs.T.tolist()]
-    found: Column = np.array(sizes, dtype=np.int64)[place.reshape(-1)]
-    return found
+    return np.array(sizes, dtype=np.int64)[place.reshape(-1)]
 
 
 def _size(itemsize: int | None, shape: tuple[int, ...] | None) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ampmem.events import Phase, PhaseColumns, Recording, StepRecord
-from ampmem.vocabulary import StepOn
+from ampmem.vocabulary import STEP_MARKS, StepOn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,12 @@ class Instants:
 
 def failure_ns(recording: Recording) -> int | None:
     """The instant in ns at which memory ran out in the last step, if that ended the recording; else ``None``."""
-    if recording.ooms and recording.steps and not recording.steps[-1].finished:
-        return recording.ooms[-1].time_ns
-    return None
+    return recording.ooms[-1].time_ns if recording.ooms and unfinished_step(recording) is not None else None
+
+
+def unfinished_step(recording: Recording) -> StepRecord | None:
+    """The step in which memory ran out, if that ended the recording."""
+    return next((step for step in recording.steps[-1:] if not step.finished), None)
 
 
 def marks_of(recording: Recording) -> tuple[Instants, ...]:
@@ -102,7 +105,5 @@ def phase_at(phases: PhaseColumns, instant_ns: int) -> Phase:
 
 
 def _before(rows: PhaseRows, step: StepRecord, failed: int) -> Instants:
-    found = instants(rows, step)
-    reached = (found.after_forward, found.after_backward, found.after_optimizer)
-    forward, backward, optimizer = (None if at is None or at > failed else at for at in reached)
-    return Instants(after_forward=forward, after_backward=backward, after_optimizer=optimizer)
+    reached = ((name, getattr(instants(rows, step), name)) for name in STEP_MARKS)
+    return Instants(**{name: None if at is None or at > failed else at for name, at in reached})

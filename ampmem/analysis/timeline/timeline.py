@@ -50,8 +50,7 @@ class Timeline:
 
     def positions(self, instants_ns: Sequence[int] | Column) -> Column:
         """The :meth:`position` of each instant."""
-        found: Column = self.time_ns.searchsorted(np.asarray(instants_ns, dtype=np.int64), side="left")
-        return found
+        return self.time_ns.searchsorted(np.asarray(instants_ns, dtype=np.int64), side="left")
 
     def series(self, category: Category) -> Column:
         """Live bytes of ``category`` at every position."""
@@ -102,15 +101,10 @@ def _largest(series: Column, spans: Sequence[range]) -> int:
 
 def timeline(events: EventColumns, lifetimes: Lifetimes, classes: Classes) -> Timeline:
     """The live bytes of each category at every position."""
-    count = len(events)
-    owner = np.zeros(count, dtype=np.int64)
-    freed = np.flatnonzero(lifetimes.died != ALIVE)
-    owner[lifetimes.born] = np.arange(len(lifetimes))
-    owner[lifetimes.died[freed]] = freed
-    delta = np.zeros(count, dtype=np.int64)
-    delta[lifetimes.born] = lifetimes.bytes
+    owner = lifetimes.owners(len(events))
     # A free subtracts exactly what its birth added, so sums never drift.
-    delta[lifetimes.died[freed]] = -lifetimes.bytes[freed]
+    delta = -lifetimes.bytes[owner] if len(events) else np.zeros(0, dtype=np.int64)
+    delta[lifetimes.born] = lifetimes.bytes
     category = classes.category[owner]
     temporary = np.where(category == CODES[Category.TEMPORARIES], lifetimes.phase[owner], 0)
     return Timeline(

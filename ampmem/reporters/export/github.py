@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from ampmem.analysis.budgets.budget import GROWTH
 from ampmem.analysis.budgets.check import Broken, CheckResult, Judged
-from ampmem.analysis.difference.changes import Fold, GroupChange, WhichRun, changes_between, folded
+from ampmem.analysis.difference.difference import Fold, GroupChange, WhichRun, changes_between, folded
 from ampmem.output import printable
 from ampmem.reporters.text.check import MOVED, answer, explained, instants_compared, limit_row, noteworthy, remarks
 from ampmem.reporters.text.difference import what

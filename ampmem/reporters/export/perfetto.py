@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,11 +87,8 @@ _PROCESS_TRACK, _STEPS, _PHASES, _FIRST_COUNTER = 1, 2, 3, 4
 _CHUNK: Final = 1 << 14
 
 
-class _Mark(NamedTuple):
-    """The beginning or end of a slice."""
-
-    time_ns: int
-    packet: bytes
+_Mark: TypeAlias = "tuple[int, bytes]"
+"""The time of the beginning or end of a slice, and its packet."""
 
 
 def write_perfetto(analysis: Analysis, path: Path, *, force: bool = False) -> None:
@@ -103,29 +101,24 @@ def write_perfetto(analysis: Analysis, path: Path, *, force: bool = False) -> No
 
 def _trace(analysis: Analysis) -> Iterator[bytes]:
     """The tracks, then all packets in order of time."""
-    series = _series(analysis)
+    series: _Series = {str(category): analysis.timeline.series(category) for category in CATEGORIES}
+    if analysis.layers is not None:
+        series["reserved"] = analysis.layers.reserved
     yield from _tracks(analysis, list(series))
     start = analysis.start_ns
-    marks = sorted([*_steps(analysis, start), *_phases(analysis, start)], key=lambda mark: mark.time_ns)
-    times = np.array([mark.time_ns for mark in marks], dtype=np.int64)
+    marks = sorted([*_steps(analysis, start), *_phases(analysis, start)], key=itemgetter(0))
+    times = np.array([time_ns for time_ns, _ in marks], dtype=np.int64)
     written = 0
     for time_ns, packets in _counters(analysis.timeline.time_ns - start, series):
         due = int(np.searchsorted(times, time_ns[-1], side="right"))
         done = 0
         places = np.searchsorted(time_ns, times[written:due])
-        for mark, place in zip(marks[written:due], places.tolist(), strict=True):
-            yield packets[done:place].tobytes()
-            yield mark.packet
+        for (_, mark), place in zip(marks[written:due], places.tolist(), strict=True):
+            yield from (packets[done:place].tobytes(), mark)
             done = place
         yield packets[done:].tobytes()
         written = due
-    yield from (mark.packet for mark in marks[written:])
-
-
-def _series(analysis: Analysis) -> _Series:
-    series = {str(category): analysis.timeline.series(category) for category in CATEGORIES}
-    layers = analysis.layers
-    return series if layers is None else {**series, "reserved": layers.reserved}
+    yield from (mark for _, mark in marks[written:])
 
 
 def _tracks(analysis: Analysis, counters: list[str]) -> Iterator[bytes]:
@@ -149,10 +142,10 @@ def _slice(track: int, name: str, step: int, start_ns: int, end_ns: int) -> Iter
     event: dict[int, int | str | bytes] = {_EVENT_TYPE: _SLICE_BEGIN, _EVENT_TRACK: track, _EVENT_NAME: name}
     if step >= 0:
         event[_EVENT_ANNOTATION] = message({_ANNOTATION_NAME: "step", _ANNOTATION_INT: step})
-    yield _Mark(start_ns, _packet({_TIMESTAMP: start_ns, _TRACK_EVENT: message(event)}))
+    yield start_ns, _packet({_TIMESTAMP: start_ns, _TRACK_EVENT: message(event)})
     end_ns = max(start_ns, end_ns)
     end = message({_EVENT_TYPE: _SLICE_END, _EVENT_TRACK: track})
-    yield _Mark(end_ns, _packet({_TIMESTAMP: end_ns, _TRACK_EVENT: end}))
+    yield end_ns, _packet({_TIMESTAMP: end_ns, _TRACK_EVENT: end})
 
 
 def _steps(analysis: Analysis, start: int) -> Iterator[_Mark]:

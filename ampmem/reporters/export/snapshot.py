@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ampmem.allocator.segments import Extent
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.layers import SegmentMap, SegmentPiece, address_map, segment_map
+from ampmem.analysis.layers import SegmentMap, address_map, pieces_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Action, Column, SegmentAction
@@ -160,21 +160,14 @@ def write_snapshot(analysis: Analysis, path: Path, *, force: bool = False) -> No
         stream.buffer.flush()
 
 
-class _Says:
+def _words(analysis: Analysis, allocation: int) -> str:
     """The words for an allocation: its category, and its name or else the module that made it."""
-
-    def __init__(self, analysis: Analysis) -> None:
-        self._analysis = analysis
-
-    def of(self, allocation: int) -> str:
-        """The words for the allocation with that index."""
-        classes, lives, texts = self._analysis.classes, self._analysis.lifetimes, self._analysis.recording.texts
-        category = str(CATEGORIES[classes.category[allocation]])
-        name = texts[classes.name[allocation]]
-        module = texts[lives.module[allocation]] or texts[classes.module[allocation]]
-        if name:
-            return f"{category}: {name}"
-        return f"{category} in {module}" if module else category
+    classes, lives, texts = analysis.classes, analysis.lifetimes, analysis.recording.texts
+    category, name = str(CATEGORIES[classes.category[allocation]]), texts[classes.name[allocation]]
+    module = texts[lives.module[allocation]] or texts[classes.module[allocation]]
+    if name:
+        return f"{category}: {name}"
+    return f"{category} in {module}" if module else category
 
 
 class _Frames:
@@ -187,21 +180,14 @@ class _Frames:
     def __init__(self, analysis: Analysis) -> None:
         self._texts = analysis.recording.texts
         self.of = cache(self._of)
-        self._frame = cache(self._parsed)
-        self._native = cache(self._named)
+        self._frame = cache(lambda filename, line, name: Once({"name": name, "filename": filename, "line": int(line)}))
 
     def _of(self, stack: int, op: int) -> Once:
         lines = [line for line in self._texts[stack].split("\n") if line]
-        native = [self._native(op)] if self._texts[op] else []
-        return Once([*native, *(self._frame(line) for line in reversed(lines))])
-
-    def _named(self, op: int) -> Once:
-        return Once({"name": self._texts[op], "filename": "??", "line": 0})
-
-    def _parsed(self, line: str) -> Once:
-        match = _LINE.match(line)
-        filename, number, name = match.groups() if match else (line, "0", "")
-        return Once({"name": name, "filename": filename, "line": int(number)})
+        native = [self._frame("??", "0", self._texts[op])] if self._texts[op] else []
+        matches = ((line, _LINE.match(line)) for line in reversed(lines))
+        parsed = [(line, "0", "") if match is None else match.groups() for line, match in matches]
+        return Once([*native, *(self._frame(*frame) for frame in parsed)])
 
 
 def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
@@ -212,16 +198,15 @@ def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
         # A marker, of which viewers show only the word; ampmem import reads the recording from it.
         marker: dict[str, Item] = {"category": _UNKNOWN, "user_metadata": pack(analysis.recording)}
         yield _entry("snapshot", 0, 0, 0, int(times[0])) | marker
-    owner = _owners(analysis)
+    owner = lives.owners(len(events))
     names, other = [str(category) for category in CATEGORIES], str(Category.OTHER)
-    says = _Says(analysis)
     for index in range(len(events)):
         yield from calls(index)
         allocation = int(owner[index])
         category = names[analysis.classes.category[allocation]]
         about: dict[str, Item] = {
             "compile_context": "N/A",
-            "user_metadata": says.of(allocation),
+            "user_metadata": _words(analysis, allocation),
             "category": _UNKNOWN if category == other else category,
             "frames": frames.of(int(events.stack[index]), int(events.op[index])),
         }
@@ -258,24 +243,8 @@ _CALLS: Final = {
 
 
 def _entry(action: str, address: int, size: int, stream: int, time_ns: int) -> dict[str, Item]:
-    return {
-        "action": action,
-        "addr": address,
-        "size": size,
-        "stream": stream,
-        "time_us": time_ns // _US,
-        "frames": [],
-    }
-
-
-def _owners(analysis: Analysis) -> Column:
-    """The allocation of each event."""
-    lives = analysis.lifetimes
-    owner = np.zeros(len(analysis.recording.events), dtype=np.int64)
-    freed = np.flatnonzero(lives.died != ALIVE)
-    owner[lives.born] = np.arange(len(lives))
-    owner[lives.died[freed]] = freed
-    return owner
+    place: dict[str, Item] = {"action": action, "addr": address, "size": size, "stream": stream}
+    return {**place, "time_us": time_ns // _US, "frames": []}
 
 
 def _segments(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
@@ -291,12 +260,9 @@ def _segments(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
     bounds = [*np.searchsorted(lives.address[alive], starts).tolist(), len(alive)]
     for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         inside = alive[bounds[number] : bounds[number + 1]].tolist()
-        extent = Extent(start, end - start, _stream(analysis, inside), small=False, expandable=False)
-        yield _segment(analysis, frames, segment_map(analysis, extent, inside))
-
-
-def _stream(analysis: Analysis, inside: list[int]) -> int:
-    return int(analysis.recording.events.stream[analysis.lifetimes.born[inside[0]]]) if inside else 0
+        stream = int(analysis.recording.events.stream[lives.born[inside[0]]]) if inside else 0
+        extent = Extent(start, end - start, stream, small=False, expandable=False)
+        yield _segment(analysis, frames, SegmentMap(extent=extent, pieces=tuple(pieces_of(analysis, extent, inside))))
 
 
 def _stretches(begin: Column, end: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -312,24 +278,17 @@ def _stretches(begin: Column, end: Column) -> tuple[NDArray[np.int64], NDArray[n
 def _segment(analysis: Analysis, frames: _Frames, segment: SegmentMap) -> Item:
     lives, extent = analysis.lifetimes, segment.extent
     blocks: list[Item] = []
-    says = _Says(analysis)
     used = requested = 0
     for piece in segment.pieces:
+        block: dict[str, Item] = {"address": piece.address, "size": piece.bytes}
         if piece.allocation is None:
-            blocks.append(_gap(piece))
+            blocks.append(block | {"requested_size": 0, "state": "inactive", "frames": []})
             continue
         asked = min(int(lives.bytes[piece.allocation]), piece.bytes)
         used, requested = used + piece.bytes, requested + asked
-        blocks.append(
-            {
-                "address": piece.address,
-                "size": piece.bytes,
-                "requested_size": asked,
-                "state": "active_allocated",
-                "frames": frames.of(int(lives.stack[piece.allocation]), int(lives.op[piece.allocation])),
-                "user_metadata": says.of(piece.allocation),
-            }
-        )
+        calls = frames.of(int(lives.stack[piece.allocation]), int(lives.op[piece.allocation]))
+        block |= {"requested_size": asked, "state": "active_allocated", "frames": calls}
+        blocks.append(block | {"user_metadata": _words(analysis, piece.allocation)})
     return {
         "device": 0,
         "address": extent.address,
@@ -344,10 +303,6 @@ def _segment(analysis: Analysis, frames: _Frames, segment: SegmentMap) -> Item:
         "frames": [],
         "blocks": blocks,
     }
-
-
-def _gap(piece: SegmentPiece) -> Item:
-    return {"address": piece.address, "size": piece.bytes, "requested_size": 0, "state": "inactive", "frames": []}
 
 
 def _annotations(analysis: Analysis) -> Iterator[Item]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from ampmem.analysis.answer import verdict_of
 from ampmem.analysis.comparison import Compared, Comparison, StepTime, step_in_words
-from ampmem.analysis.difference.changes import Fold, GroupChange, folded
-from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.difference.difference import Difference, Fold, GroupChange, folded
 from ampmem.analysis.jsonable import like
 from ampmem.analysis.summary import Step
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown

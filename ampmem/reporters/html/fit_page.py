@@ -14,6 +14,7 @@ from ampmem.reporters.html.palette import FILLS, Fill
 from ampmem.reporters.text.fit import (
     break_even_lines,
     cells,
+    different_arms,
     facts,
     fitting_lines,
     headline,
@@ -95,7 +96,7 @@ def fit_view(fit: FitResult) -> FitView:
     """The page's data from ``fit``."""
     capacity, may = room(fit) or (None, None)
     shown = sizes_of(fit)
-    different = [arm for arm in fit.arms if fit.same_as(arm) is None]
+    different = different_arms(fit)
     return FitView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
@@ -111,14 +112,9 @@ def fit_view(fit: FitResult) -> FitView:
         may_text="" if may is None or may == capacity else f"above {shown(may)}: does not fit",
         room=room_in_words(fit),
         curves=tuple(_curve(fit, arm, shown) for arm in fit.arms),
-        columns=tuple(_alike(fit, arm) for arm in different),
-        table=tuple((str(value), *(_cell(arm, value, shown) for arm in different)) for value in fit.values),
+        columns=tuple(different),
+        table=tuple((str(value), *(_cell(arm, value, shown) for arm in different.values())) for value in fit.values),
     )
-
-
-def _alike(fit: FitResult, arm: ArmFit) -> str:
-    """The arm, and those with equal peaks: ``amp, amp-nocache``."""
-    return ", ".join([arm.name, *(other.name for other in fit.arms if fit.same_as(other) is arm)])
 
 
 def _curve(fit: FitResult, arm: ArmFit, shown: Callable[[int], str]) -> CurveView:

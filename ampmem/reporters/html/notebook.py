@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from ampmem.analysis.answer import verdict_of, verdict_of_one
 from ampmem.analysis.budgets.check import CheckResult, Judged
 from ampmem.analysis.comparison import Comparison, entry_of
-from ampmem.analysis.difference.changes import Fold, WhichRun, folded
-from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.difference.difference import Difference, Fold, WhichRun, folded
 from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
@@ -28,7 +28,7 @@ from ampmem.reporters.text.difference import remarks as remarks_on
 from ampmem.reporters.text.layout import PLAIN
 from ampmem.reporters.text.memory import breakdown_rows
 from ampmem.reporters.text.plain_text import ABSENT, AT_MARK, IN_SHORT, or_absent, per_parameter, signed
-from ampmem.reporters.text.ranks import absences, doubts, ranks_wording, render_ranks
+from ampmem.reporters.text.ranks import absences, doubts, instants_of, ranks_wording, render_ranks
 from ampmem.reporters.text.run import (
     arm_in_words,
     change_of,
@@ -44,8 +44,6 @@ from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
 MOST_RANKS = 16
 """The most ranks that have a row each."""
-
-_TOTAL, _ALLOCATED = "Total", "Allocated (the peak)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +96,8 @@ def summary_card(summary: Summary) -> Card:
     step, known = summary.last_step, summary.parameters.known_count
     rows = []
     for key, sizes in breakdown_rows(step, casts=summary.arm.name in AUTOCAST_ARMS):
-        cells: list[str] = []
-        for size in sizes:
-            cells += [ABSENT, ABSENT] if size is None else [format_bytes(size), per_parameter(size, known)]
-        rows.append(_row(key, cells))
+        cells = [(or_absent(size), ABSENT if size is None else per_parameter(size, known)) for size in sizes]
+        rows.append(_row(key, list(chain.from_iterable(cells))))
     return Card(
         headline=wording(verdict_of_one(summary)).text,
         alarms=warnings(summary),
@@ -127,38 +123,23 @@ def comparison_card(comparison: Comparison) -> Card:
     """The verdict, and the categories of each recording at the peak of the compared step."""
     columns, entries = comparison.columns, comparison.entries
     live = [column.live(Mark.PEAK) for column in columns]
-    requested, said = ([column.total(Mark.PEAK) for column in columns], [column.peak for column in columns])
-    totals = [CardRow(label=_TOTAL, cells=tuple(or_absent(size, format_peak) for size in requested), sum=True)]
-    if said != requested:
-        totals.append(CardRow(label=_ALLOCATED, cells=tuple(or_absent(size, format_peak) for size in said), sum=True))
-    beside = [] if comparison.baseline is None else [_differences(comparison)]
+    known = [(entry.label, entry.summary, entry.notes) for entry in entries if entry.summary is not None]
+    doubted = [f"{label}: {text}" for label, summary, notes in known for text in warnings(summary, notes)]
+    failed = [f"{entry.label} failed: {entry.failure}" for entry in entries if entry.failure is not None]
+    beside = []
+    if comparison.baseline is not None:
+        cells = [signed(column.peak_difference) for column in columns]
+        cells[comparison.baseline] = ABSENT
+        beside = [CardRow(label=f"Difference to {entries[comparison.baseline].label}", cells=tuple(cells))]
     return Card(
         headline=wording(verdict_of(comparison)).text,
-        alarms=[
-            *(f"{entry.label} failed: {entry.failure}" for entry in entries if entry.failure is not None),
-            *(
-                f"{entry.label}: {text}"
-                for entry in entries
-                if entry.summary is not None
-                for text in warnings(entry.summary, entry.notes)
-            ),
-        ],
+        alarms=[*failed, *doubted],
         facts=("ampmem", *dict.fromkeys(entry.script for entry in entries if entry.script)),
         caption=f"{AT_MARK[Mark.PEAK]}, {comparison.which_step}",
         columns=[entry.label for entry in entries],
-        rows=[*_by_category(live), *totals, *beside],
+        rows=[*_by_category(live, [column.peak for column in columns]), *beside],
         remarks=[Remark(lead="note", text=remark) for remark in comparison.remarks],
     )
-
-
-def _differences(comparison: Comparison) -> CardRow:
-    assert comparison.baseline is not None
-    named = comparison.entries[comparison.baseline].label
-    cells = tuple(
-        ABSENT if index == comparison.baseline else signed(column.peak_difference)
-        for index, column in enumerate(comparison.columns)
-    )
-    return CardRow(label=f"Difference to {named}", cells=cells)
 
 
 def ranks_card(ranks: Ranks) -> Card:
@@ -168,15 +149,6 @@ def ranks_card(ranks: Ranks) -> Card:
     shown = largest[:MOST_RANKS]
     live = [None if rank.peak is None else rank.peak.categories for rank in shown]
     left_out = len(largest) - len(shown)
-    totals = [
-        CardRow(
-            label=_TOTAL,
-            cells=tuple(format_peak(sum(rank.peak.categories.values())) for rank in shown if rank.peak),
-            sum=True,
-        )
-    ]
-    if any(rank.peak is not None and rank.peak.allocated is not None for rank in shown):
-        totals.append(CardRow(label=_ALLOCATED, cells=tuple(format_peak(rank.peak_bytes) for rank in shown), sum=True))
     return Card(
         headline=ranks_wording(ranks).text,
         alarms=[*doubts(ranks), *absences(ranks)],
@@ -187,18 +159,23 @@ def ranks_card(ranks: Ranks) -> Card:
             f"{job.device.name} ({job.device.type})",
             f"precision {arm_in_words(job.arm, job.source)}",
         ),
-        caption=f"each rank at its own peak of {'its last step' if ranks.step is None else f'step {ranks.step}'}",
+        caption=instants_of(ranks),
         columns=[f"rank {rank.rank}" for rank in shown],
-        rows=[*_by_category(live), *totals] if shown else [],
+        rows=list(_by_category(live, [rank.peak_bytes for rank in shown])) if shown else [],
         remarks=[Remark(text=f"{left_out} ranks with smaller peaks are not shown")] if left_out else [],
     )
 
 
-def _by_category(live: Sequence[Breakdown | None]) -> Iterator[CardRow]:
-    """A row for each category that any entry has."""
+def _by_category(live: Sequence[Breakdown | None], peaks: Sequence[int | None]) -> Iterator[CardRow]:
+    """A row for each category that any entry has, for their sums, and for the ``peaks`` if these are others."""
     for category in CATEGORIES:
         if any(one is not None and one[category] for one in live):
             yield _row(category, [or_absent(None if one is None else one[category]) for one in live])
+    sums = [None if one is None else sum(one.values()) for one in live]
+    yield CardRow(label="Total", cells=tuple(or_absent(size, format_peak) for size in sums), sum=True)
+    if list(peaks) != sums:
+        cells = tuple(or_absent(size, format_peak) for size in peaks)
+        yield CardRow(label="Allocated (the peak)", cells=cells, sum=True)
 
 
 def _row(key: str, cells: Sequence[str]) -> CardRow:
@@ -229,16 +206,8 @@ def difference_card(found: Difference) -> Card:
 def _change(fold: Fold) -> CardRow:
     change = fold.largest
     line = f"{'was at ' * (change.lines_of is WhichRun.BEFORE)}{change.source_line}" if change.source_line else ABSENT
-    return CardRow(
-        label=f"{change.category}, {what(fold)}",
-        colour=FILLS[change.category].light,
-        cells=(
-            format_bytes(fold.before),
-            format_bytes(fold.after),
-            signed(fold.grown),
-            line,
-        ),
-    )
+    cells = (format_bytes(fold.before), format_bytes(fold.after), signed(fold.grown), line)
+    return CardRow(label=f"{change.category}, {what(fold)}", colour=FILLS[change.category].light, cells=cells)
 
 
 def check_card(result: CheckResult) -> Card:

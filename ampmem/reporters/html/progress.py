@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import TracebackType
 from typing import Self
 
 from ampmem.output import Terminal
@@ -21,7 +20,7 @@ class PageProgress:
 
     def __init__(self) -> None:
         self._terminal = Terminal(sys.stderr)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._text = ""
         self._shown = False
         self._timer = threading.Timer(PATIENCE_S, self._begin)
@@ -32,28 +31,19 @@ class PageProgress:
             self._timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._timer.cancel()
-        with self._lock:
-            self._text = ""
-            if self._shown:
-                self._print("")
+        self.say("")
 
     def say(self, text: str) -> None:
         """Announce what is being done from now on."""
         with self._lock:
             self._text = text
             if self._shown:
-                self._print(text)
+                line = shorten(f"ampmem: {text}", _WIDTH) if text else ""
+                self._terminal.write(f"\r\x1b[K{line}")
 
     def _begin(self) -> None:
         with self._lock:
             self._shown = bool(self._text)
-            if self._shown:
-                self._print(self._text)
-
-    def _print(self, text: str) -> None:
-        line = shorten(f"ampmem: {text}", _WIDTH) if text else ""
-        self._terminal.write(f"\r\x1b[K{line}")
+            self.say(self._text)

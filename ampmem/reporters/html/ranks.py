@@ -8,17 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from urllib.parse import urlencode
 
-from ampmem.analysis.ranks.ranks import (
-    Absence,
-    Alike,
-    Excess,
-    GroupKind,
-    Rank,
-    RankGroup,
-    RankPeak,
-    Ranks,
-    Spread,
-)
+from ampmem.analysis.ranks.ranks import Absence, Alike, GroupKind, Rank, RankGroup, RankPeak, Ranks, Spread
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
@@ -33,6 +23,7 @@ from ampmem.reporters.html.verdict import (
     falls,
     legend_of,
     paint,
+    sentences,
     stacked,
     unchanged,
 )
@@ -41,6 +32,7 @@ from ampmem.reporters.text.plain_text import signed
 from ampmem.reporters.text.ranks import (
     absences,
     doubts,
+    every_rank,
     group_name,
     heading,
     numbers,
@@ -48,6 +40,7 @@ from ampmem.reporters.text.ranks import (
     ranks_named,
     ranks_wording,
 )
+from ampmem.reporters.text.run import describe_device
 from ampmem.units import format_bytes, format_count, format_peak, peaks_apart
 
 MAX_ROWS = 64
@@ -154,9 +147,7 @@ class _Table:
 
     def groups(self) -> Iterable[RankRows]:
         ranks = self._ranks
-        count = len(ranks.compared)
-        every = "Both ranks" if count == 2 else f"All {format_count(count)} ranks"
-        title = every if count == ranks.job.world_size else f"{format_count(count)} ranks"
+        title = every_rank(ranks) or f"{format_count(len(ranks.compared))} ranks"
         rows = tuple(self._overall()) if self._differs else ()
         yield RankRows(title=title, detail="each column by itself", rows=rows)
         yield RankRows(title="Ranks", detail="each at its own peak", rows=(*self._each(), *self._absent()))
@@ -168,11 +159,12 @@ class _Table:
             yield RankRows(title=title, detail="the worst rank of each", rows=tuple(map(self._group, members)))
 
     def _overall(self) -> Iterable[RankRow]:
-        spreads = [*(item for item in (self._ranks.peak, self._ranks.reserved) if item is not None)]
+        spreads = [each for each in (self._ranks.peak, self._ranks.reserved) if each is not None]
         spreads += self._spreads.values()
-        yield RankRow(label="Most", cells=tuple(_plain(item.max) for item in spreads))
-        yield RankRow(label="Median", cells=tuple(_plain(item.median) for item in spreads))
-        yield RankRow(label="Least", cells=tuple(_plain(item.min) for item in spreads))
+        for name, field in (("Most", "max"), ("Median", "median"), ("Least", "min")):
+            sizes = [getattr(item, field) for item in spreads]
+            cells = (Cell(text=_size(size), title=f"{format_count(size)} bytes") for size in sizes)
+            yield RankRow(label=name, cells=tuple(cells))
         worst = (Cell(text=f"{item.worst}" if item.spread else "") for item in spreads)
         yield RankRow(label="Worst rank", cells=tuple(worst))
 
@@ -193,13 +185,14 @@ class _Table:
     def _details(self, alike: Alike) -> str:
         """The class's place in the mesh, how equal its ranks are, and what became of them."""
         those = [self._ranks.rank(number) for number in alike.ranks]
-        several = len(self._ranks.alike) > 1
-        worst = several and self._ranks.worst is not None and self._ranks.worst.rank in alike.ranks
+        found = self._ranks.worst
+        worst = len(self._ranks.alike) > 1 and found is not None and found.rank in alike.ranks
         failed = [rank.rank for rank in those if rank.failure is not None or rank.out_of_memory is not None]
-        ended = (
-            "" if not failed else "failed later" if len(failed) == len(those) else f"{ranks_named(failed)} failed later"
-        )
-        return "; ".join(filter(None, ("the worst" if worst else "", place(those), _alike_in_words(alike), ended)))
+        who = "" if len(failed) == len(those) else f"{ranks_named(failed)} "
+        ended = f"{who}failed later" if failed else ""
+        equal = f"equal to within {format_bytes(alike.within)}; the largest is shown" if alike.within else "the same"
+        several = f"{format_count(len(those))} ranks, {equal}" if len(those) > 1 else ""
+        return "; ".join(filter(None, ("the worst" if worst else "", place(those), several, ended)))
 
     def _absent(self) -> Iterable[RankRow]:
         for why in Absence:
@@ -237,7 +230,7 @@ class _Table:
     def _cell(self, size: int, spread: Spread) -> Cell:
         above = size - spread.min
         return Cell(
-            text=format_peak(size) if size else "0",
+            text=_size(size),
             title=f"{format_count(size)} bytes" + (f", {format_count(above)} above the smallest" if above else ""),
             shade=min(100.0, 100 * above / self._scale) if self._scale else 0.0,
             most=spread.marks(size),
@@ -252,16 +245,8 @@ def address_of(run: str) -> str:
     return f"#one-rank&{urlencode({'run': visible(run)})}"
 
 
-def _plain(size: int) -> Cell:
-    return Cell(text=format_peak(size) if size else "0", title=f"{format_count(size)} bytes")
-
-
-def _alike_in_words(alike: Alike) -> str:
-    count = len(alike.ranks)
-    if count == 1:
-        return ""
-    how = f"equal to within {format_bytes(alike.within)}; the largest is shown" if alike.within else "the same"
-    return f"{format_count(count)} ranks, {how}"
+def _size(size: int) -> str:
+    return format_peak(size) if size else "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +277,11 @@ def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: s
     return JobView(
         title=visible(first.script, MAX_PROSE),
         facts=tuple(visible(fact) for fact in _facts(jobs)),
-        problems=tuple(visible(text, MAX_PROSE) for ranks in jobs for text in _problems(ranks)),
+        problems=tuple(
+            visible(f"{capital(text.removeprefix('note: ').removesuffix('.'))}.", MAX_PROSE)
+            for ranks in jobs
+            for text in (*doubts(ranks), *absences(ranks))
+        ),
         tables=tuple(
             rank_table(ranks, shown, whole=whole, title=heading(ranks) if several else "")
             for ranks, shown in zip(jobs, pages, strict=True)
@@ -306,14 +295,9 @@ def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: s
 def _facts(jobs: Sequence[Ranks]) -> Iterable[str]:
     job = jobs[0].job
     yield f"{format_count(job.world_size)} ranks"
-    yield f"{job.device.name} ({job.device.type}), events from {job.source}"
+    yield describe_device(job)
     yield f"precision: {', '.join(map(heading, jobs))}"
     yield f"torch {job.torch}, ampmem {job.ampmem}"
-
-
-def _problems(ranks: Ranks) -> Iterable[str]:
-    for text in (*doubts(ranks), *absences(ranks)):
-        yield f"{capital(text.removeprefix('note: ').removesuffix('.'))}."
 
 
 def _pages(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
@@ -338,21 +322,15 @@ def _command(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
 
 def ranks_verdict_view(ranks: Ranks) -> VerdictView:
     """The verdict at the top of a job's page."""
-    words = ranks_wording(ranks)
     shown = tuple(_shown(ranks))
+    step = "each rank's last step" if ranks.step is None else f"of step {ranks.step}, each rank's own, on one scale"
     return VerdictView(
-        headline=visible(words.headline, MAX_PROSE) + ".",
-        why=visible(f"{capital(words.why)}." if words.why else "", MAX_PROSE),
-        more=visible(" ".join(words.more), MAX_PROSE),
-        when=visible(_step(ranks)),
+        **sentences(ranks_wording(ranks)),
+        when=visible(step),
         bars=tuple(_bars(ranks, shown)),
         legend=legend_of(peak.categories for _, _, peak in shown),
         waterfall=_waterfall(ranks),
     )
-
-
-def _step(ranks: Ranks) -> str:
-    return "each rank's last step" if ranks.step is None else f"of step {ranks.step}, each rank's own, on one scale"
 
 
 def _shown(ranks: Ranks) -> Iterable[tuple[str, Rank, RankPeak]]:
@@ -387,24 +365,19 @@ def _waterfall(ranks: Ranks) -> Waterfall | None:
     if worst is None or ranks.unsound or ranks.launches:
         return None
     excess = next((each for each in (worst.over_median, worst.over_least) if each.bytes), None)
-    return None if excess is None else _from(ranks, excess, ranks.rank(worst.rank))
-
-
-def _from(ranks: Ranks, excess: Excess, worst: Rank) -> Waterfall | None:
-    other = ranks.rank(excess.rank)
-    if other.peak is None or worst.peak is None:
+    peak, other = ranks.rank(worst.rank).peak, None if excess is None else ranks.rank(excess.rank).peak
+    if excess is None or other is None or peak is None:
         return None
-    differing = {part.category for part in excess.parts}
-    same_in_both = {key: size for key, size in worst.peak.categories.items() if size and key not in differing}
-    same = other.peak.phase == worst.peak.phase
-    requested = "" if worst.peak.allocated is None else REQUESTED
+    differing = {part.category: part.bytes for part in excess.parts}
+    same = other.phase == peak.phase
+    requested = "" if peak.allocated is None else REQUESTED
     return Waterfall(
-        title=f"From rank {other.rank} to rank {worst.rank}",
-        when=(f"both {in_phase(worst.peak.phase)}" if same else "between two instants") + requested,
+        title=f"From rank {excess.rank} to rank {worst.rank}",
+        when=(f"both {in_phase(peak.phase)}" if same else "between two instants") + requested,
         rows=falls(
-            End(label=f"Rank {other.rank}", bytes=other.peak.bytes),
-            End(label=f"Rank {worst.rank}", bytes=worst.peak.bytes),
-            {part.category: part.bytes for part in excess.parts},
+            End(label=f"Rank {excess.rank}", bytes=other.bytes),
+            End(label=f"Rank {worst.rank}", bytes=peak.bytes),
+            differing,
         ),
-        unchanged=unchanged(same_in_both),
+        unchanged=unchanged({key: size for key, size in peak.categories.items() if size and key not in differing}),
     )

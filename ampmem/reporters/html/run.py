@@ -9,17 +9,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ampmem.analysis.activations import (
-    FULL_PRECISION,
-    ActivationGroup,
-    ActivationPart,
-    Saving,
-    kind_in_words,
-    savings,
-)
+from ampmem.analysis.activations import FULL_PRECISION, ActivationGroup, ActivationPart, Saving, kind_in_words, savings
 from ampmem.analysis.advised import Advised
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import ParameterCasts
@@ -29,8 +23,7 @@ from ampmem.analysis.jsonable import like, plain
 from ampmem.analysis.modules import ROOT
 from ampmem.analysis.ops import plain_kind, plain_op, user_frames
 from ampmem.analysis.out_of_memory import FailedRequest
-from ampmem.analysis.static_model.verdict import StaticRecipe
-from ampmem.analysis.summary import PeakPlace, RunPeak, Step, Summary, summary_of
+from ampmem.analysis.summary import PeakPlace, Summary, summary_of
 from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.errors import NothingRecorded, RecordingError
@@ -38,25 +31,26 @@ from ampmem.events import Column
 from ampmem.names import NOT_KNOWN, RAN_ON_PREDICTED, has_times, natural
 from ampmem.recording import read
 from ampmem.reporters.html.progress import PageProgress
-from ampmem.reporters.html.stream import SegmentView, StreamView, address_map_view, base64_of, compressed, stream_view
-from ampmem.reporters.text.answer import asked, asked_by, capital, device, free_blocks, lacking, place_of, to_come
+from ampmem.reporters.html.stream import SegmentView, StreamView, address_map_view, packed, stream_view
+from ampmem.reporters.text.answer import asked, capital, place_of, to_come
 from ampmem.reporters.text.estimate import fit_in_short, sentences
 from ampmem.reporters.text.memory import parameters_in_layers
-from ampmem.reporters.text.out_of_memory import MADE_LATER, being_moved, headline, largest_rows, next_lines
-from ampmem.reporters.text.plain_text import per_parameter, short, trimmed
+from ampmem.reporters.text.out_of_memory import LargeTensorRow, headline, largest_rows, next_lines, request_facts
+from ampmem.reporters.text.plain_text import per_parameter
 from ampmem.reporters.text.run import (
+    StepWords,
     describe_allocator,
     describe_arm,
+    describe_device,
     describe_devices,
-    describe_loss,
     describe_optimizers,
-    describe_update,
     parameters_in_short,
+    steps_in_cells,
     steps_in_words,
     warnings,
 )
-from ampmem.reporters.text.static_model import judgement, per_rank, recipe_in_words
-from ampmem.units import format_bytes, format_count, format_duration, format_peak
+from ampmem.reporters.text.static_model import judgement, rule_in_words
+from ampmem.units import format_bytes, format_count, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, LOW_PRECISION, SourceKind
 
 MAX_MODULES = 40
@@ -141,10 +135,9 @@ def _words(parts: Iterable[_Part], still: str) -> PrecisionWords:
     types = {group.dtype for group, _ in parts}
     full, low = ([each for each in some if each in types] for some in (FULL_PRECISION, LOW_PRECISION))
     rest = types - {*full, *low}
-    other = (["masks and indices"] if rest - {None} else []) + (["type not known"] if None in rest else [])
-    return PrecisionWords(
-        full=f"{still}{' and '.join(full)}" if full else "", low=" and ".join(low), other=", ".join(other)
-    )
+    other = ["masks and indices"] * bool(rest - {None}) + ["type not known"] * (None in rest)
+    full_words = f"{still}{' and '.join(full)}" if full else ""
+    return PrecisionWords(full=full_words, low=" and ".join(low), other=", ".join(other))
 
 
 def _by_kind(parts: Iterable[_Part], *, seen: bool) -> Iterator[PrecisionBar]:
@@ -219,16 +212,11 @@ def _bar(
     ops: Iterable[tuple[str | None, str | None]] = (),
     module: str | None = None,
 ) -> PrecisionBar:
-    full = low = other = 0
+    sizes = {"full": 0, "low": 0, "other": 0}
     for group, part in parts:
-        if group.dtype in FULL_PRECISION:
-            full += part.bytes
-        elif group.dtype in LOW_PRECISION:
-            low += part.bytes
-        else:
-            other += part.bytes
-    pairs = tuple(dict.fromkeys(ops))
-    return PrecisionBar(label=label, detail=detail, full=full, low=low, other=other, ops=pairs, module=module)
+        key = "full" if group.dtype in FULL_PRECISION else "low" if group.dtype in LOW_PRECISION else "other"
+        sizes[key] += part.bytes
+    return PrecisionBar(label=label, detail=detail, ops=tuple(dict.fromkeys(ops)), module=module, **sizes)
 
 
 def _largest_first(bars: Iterable[PrecisionBar]) -> tuple[PrecisionBar, ...]:
@@ -274,17 +262,6 @@ class FindingView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepWords:
-    """A step's peak, losses, update and duration, as ``ampmem show`` prints them."""
-
-    peak: str
-    loss: str
-    loss_scale: str
-    update: str
-    took: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FactView:
     """One line of known facts."""
 
@@ -305,17 +282,6 @@ class RemedyView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargeTensorView:
-    """Equal tensors among the largest: ``bytes`` of each; ``kind`` is their type and shape."""
-
-    bytes: int
-    count: str
-    kind: str
-    category: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShortageWords:
     """The last failed request in words; ``frames`` (outermost first) say where in the script it was made.
 
@@ -328,7 +294,7 @@ class ShortageWords:
     available: int | None
     used: int
     block: str
-    largest: tuple[LargeTensorView, ...]
+    largest: tuple[LargeTensorRow, ...]
     commands: tuple[str, ...]
     hint: str
     facts: tuple[FactView, ...]
@@ -468,7 +434,7 @@ def _view(entry: Entry, summary: Summary, title: str, events: RunEvents | None) 
 def packed_words(summary: Summary, said: Said) -> str:
     """The JSON of a run on the page, without its events."""
     text = json.dumps(plain(RunWords(summary=summary, said=said)), allow_nan=False, separators=(",", ":"))
-    return base64_of(compressed([text.encode()]))
+    return packed([text.encode()])
 
 
 def said_of(summary: Summary, told: Sequence[Finding], to_baseline: Headline | None = None) -> Said:
@@ -476,19 +442,20 @@ def said_of(summary: Summary, told: Sequence[Finding], to_baseline: Headline | N
 
     ``to_baseline`` compares this run with another.
     """
-    recipe = summary.static_recipe
     copies = parameters_in_layers(summary.casts.by_parameter)
     return Said(
         facts=tuple(_facts(summary)),
         notes=(*sentences(None if summary.ended_by else summary.prediction), *summary.notes),
         warnings=warnings(summary),
-        headlines=headlines(summary, to_baseline),
+        headlines=tuple(_headlines(summary, to_baseline))[:MAX_HEADLINES],
         findings=tuple(map(_finding, told_elsewhere(summary.out_of_memory, told))),
         parameters=summary.parameters.known_count,
         peak=format_peak(summary.peak.said),
-        steps=tuple(_steps(summary)),
+        steps=steps_in_cells(summary, summary.notes),
         out_of_memory=None if summary.out_of_memory is None else _shortage(summary.out_of_memory, summary),
-        static_model=None if recipe is None else _static(recipe, summary),
+        static_model=None
+        if summary.static_recipe is None
+        else StaticWords(head=rule_in_words(summary.static_recipe, summary), verdict=judgement(summary)),
         activations=activations_view(summary),
         copies=tuple(together for _, together in copies[:MAX_PARAMETERS]),
         copies_left_out=sum(count for count, _ in copies[MAX_PARAMETERS:]),
@@ -497,10 +464,9 @@ def said_of(summary: Summary, told: Sequence[Finding], to_baseline: Headline | N
 
 def _events(summary: Summary, analysis: Analysis, limit: int) -> RunEvents:
     timeline, steps, peaks = analysis.timeline, analysis.recording.steps, analysis.peaks
-    peak = next(
-        (at for at, step in zip(peaks, summary.steps, strict=True) if summary.peak.bytes and _is(step, summary.peak)),
-        None,
-    )
+    top, found = summary.peak, zip(peaks, summary.steps, strict=True)
+    of_top = (at for at, step in found if (step.index, step.peak.bytes) == (top.step, top.bytes))
+    peak = next(of_top, None) if top.bytes else None
     ooms = analysis.recording.ooms
     failure = timeline.position(ooms[-1].time_ns) if ooms else None
     forwards = [marks.after_forward for marks in analysis.marks if marks.after_forward is not None]
@@ -510,7 +476,7 @@ def _events(summary: Summary, analysis: Analysis, limit: int) -> RunEvents:
     at, when = (0, "peak") if instant is None else (instant.position, instant.name)
     stream = stream_view(analysis, peaks, at, limit, when=when)
     return RunEvents(
-        timed=_timed(summary),
+        timed=has_times(summary.notes) and summary.source is not SourceKind.SIMULATED,
         steps=tuple(
             StepPositions(first=timeline.position(step.start_ns), last=timeline.position(step.end_ns), peak=at_peak)
             for step, at_peak in zip(steps, peaks, strict=True)
@@ -525,17 +491,12 @@ def _events(summary: Summary, analysis: Analysis, limit: int) -> RunEvents:
     )
 
 
-def headlines(summary: Summary, to_baseline: Headline | None) -> tuple[Headline, ...]:
-    """The most important known numbers; ``to_baseline`` compares this run with another."""
-    return tuple(_headlines(summary, to_baseline))[:MAX_HEADLINES]
-
-
 def _facts(summary: Summary) -> Iterator[str]:
     if summary.parameters.count:
         yield parameters_in_short(summary)
     if optimizers := describe_optimizers(summary):
         yield f"optimizer {optimizers}" if optimizers.startswith(NOT_KNOWN) else optimizers
-    yield f"{summary.device.name} ({summary.device.type}), events from {summary.source}"
+    yield describe_device(summary)
     if summary.caching_allocator is not None:
         yield f"allocator: {describe_allocator(summary.caching_allocator)}"
         if devices := describe_devices(summary.caching_allocator):
@@ -549,6 +510,7 @@ def _facts(summary: Summary) -> Iterator[str]:
 
 
 def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headline]:
+    """The known numbers, the most important first; ``to_baseline`` compares this run with another."""
     if summary.ended_by is not None:
         yield from _of_failure(summary.ended_by)
         return
@@ -616,31 +578,6 @@ def _section(finding: Finding) -> str:
     return finding.section if isinstance(finding.section, Section) else ""
 
 
-def _timed(summary: Summary) -> bool:
-    """Whether a step's duration is meaningful: a simulated one is the time that this machine takes to simulate it."""
-    return has_times(summary.notes) and summary.source is not SourceKind.SIMULATED
-
-
-def _steps(summary: Summary) -> Iterator[StepWords]:
-    timed = _timed(summary)
-    updates = any(
-        not step.finished or step.skipped_update or step.marks.after_optimizer is not None for step in summary.steps
-    )
-    for step in summary.steps:
-        yield StepWords(
-            peak=format_peak(step.peak.said),
-            loss=describe_loss(step),
-            loss_scale=short(step.loss_scale),
-            update=describe_update(step) if updates else "",
-            took=format_duration(step.duration_ns) if timed else "",
-        )
-
-
-def _is(step: Step, peak: RunPeak) -> bool:
-    """Whether the run's peak is that of ``step``."""
-    return step.index == peak.step and step.peak.bytes == peak.bytes
-
-
 def _phase_runs(phase: Column) -> tuple[tuple[int, str], ...]:
     """The positions at which the phase changes; empty if there are too many to be seen."""
     if not len(phase):
@@ -651,13 +588,6 @@ def _phase_runs(phase: Column) -> tuple[tuple[int, str], ...]:
     return tuple((start, PHASES[code - 1]) for start, code in zip(starts.tolist(), phase[starts].tolist(), strict=True))
 
 
-def _static(recipe: StaticRecipe, summary: Summary) -> StaticWords:
-    size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
-    if recipe.peak_bytes_per_param != recipe.bytes_per_param:
-        size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    return StaticWords(head=f"{recipe_in_words(recipe)}: {size}{per_rank(summary)}", verdict=judgement(summary))
-
-
 def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
     lines = next_lines(oom)
     return ShortageWords(
@@ -665,45 +595,17 @@ def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
         available=None if not oom.recorded else oom.allowed if oom.by_the_limit else oom.device_total,
         used=oom.reserved if oom.by_the_limit or oom.device_total is None else oom.device_total - oom.device_free,
         block=f"{asked(oom)}" + (f": {format_bytes(oom.lacking)} missing" if oom.lacking else ""),
-        largest=tuple(
-            LargeTensorView(bytes=size, count=count, kind=kind, category=category, name=name)
-            for size, count, kind, category, name in largest_rows(oom.largest, LARGEST_ROWS)
-        ),
+        largest=largest_rows(oom.largest, LARGEST_ROWS),
         commands=oom.next_commands,
         hint="; ".join(line for line in lines if line not in oom.next_commands),
-        facts=tuple(_shortage_facts(oom, being_moved(summary.parameters, oom))),
+        facts=tuple(FactView(label=key.capitalize(), text=text) for key, text in request_facts(oom, summary)),
         frames=tuple(user_frames(oom.stack)[-FRAMES:]),
         remedies=tuple(map(_remedy, remedies(oom, summary.findings))),
     )
 
 
 def _remedy(remedy: Remedy) -> RemedyView:
-    finding = remedy.finding
-    return like(
-        RemedyView,
-        remedy,
-        why=capital(remedy.why),
-        evidence=() if finding is None else finding.evidence,
-        code="" if finding is None else finding.code,
-        jump="" if finding is None else _section(finding),
-    )
-
-
-def _shortage_facts(oom: FailedRequest, moved: str) -> Iterator[FactView]:
-    yield FactView(label="Request", text=asked(oom))
-    if oom.lacking:
-        yield FactView(label="Missing", text=lacking(oom))
-    if by := asked_by(oom):
-        yield FactView(label="By", text=by)
-    yield FactView(label="Device", text=device(oom))
-    yield FactView(label="Cached", text=f"{format_bytes(oom.cached)}: {oom.explanation}")
-    yield FactView(label="Largest free blocks", text=free_blocks(oom))
-    if moved:
-        yield FactView(label="Parameters", text=moved)
-    if oom.later and oom.alive[Category.OTHER]:
-        yield FactView(label="Other", text=MADE_LATER)
-    if coming := to_come(oom):
-        yield FactView(label="Still to come", text=coming)
-    if oom.residual_bytes:
-        text = f"{format_bytes(oom.residual_bytes)} between the categories and the allocator"
-        yield FactView(label="Residual", text=text)
+    about: dict[str, Any] = {"evidence": (), "code": "", "jump": ""}
+    if (finding := remedy.finding) is not None:
+        about = {"evidence": finding.evidence, "code": finding.code, "jump": _section(finding)}
+    return like(RemedyView, remedy, why=capital(remedy.why), **about)

@@ -17,10 +17,10 @@ from ampmem.analysis.jsonable import Json, like
 from ampmem.analysis.layers import AllocatorLayers, address_map
 from ampmem.analysis.ops import result_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column, SegmentAction
 from ampmem.reporters.html.safety import distinct_texts, visible
 from ampmem.units import format_count
+from ampmem.vocabulary import STEP_MARKS
 
 LEVEL = 5
 """The level of gzip: higher ones make long recordings half a percent smaller in twice the time."""
@@ -46,25 +46,19 @@ def planes(column: Column) -> list[bytes]:
     return [by_byte[:, plane].tobytes() for plane in range(width)]
 
 
-def compressed(parts: Iterable[bytes]) -> bytes:
-    """``parts`` in gzip."""
-    return b"".join(_squeezed(parts))
+def packed(parts: Iterable[bytes]) -> str:
+    """``parts`` in gzip and base64, as the page has them."""
+    return base64.b64encode(b"".join(_squeezed(parts))).decode("ascii")
 
 
 def compressed_within(parts: Iterable[bytes], limit: int) -> bytes | None:
     """``parts`` in gzip, or ``None`` as soon as this exceeds ``limit`` bytes."""
-    out, size = [], 0
+    out = bytearray()
     for squeezed in _squeezed(parts):
-        out.append(squeezed)
-        size += len(squeezed)
-        if size > limit:
+        out += squeezed
+        if len(out) > limit:
             return None
-    return b"".join(out)
-
-
-def base64_of(packed: bytes) -> str:
-    """``packed`` in base64, as the page has it."""
-    return base64.b64encode(packed).decode("ascii")
+    return bytes(out)
 
 
 def _squeezed(parts: Iterable[bytes]) -> Iterator[bytes]:
@@ -119,25 +113,6 @@ class Kinds:
         return Kinds(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
-    """The texts of kinds as the page has them: columns of indices, and the tables that they index.
-
-    ``stacks`` are indices into ``frames``, outermost first. The first text, stack and shape are the empty ones.
-    """
-
-    texts: list[str]
-    frames: list[str]
-    stacks: list[list[int]]
-    shapes: list[str]
-    name: Column
-    module: Column
-    op: Column
-    dtype: Column
-    stack: Column
-    shape: Column
-
-
 def kinds_of(analysis: Analysis) -> tuple[Kinds, Column]:
     """The kinds of a run in order of first birth, and the kind of each allocation."""
     lifetimes, classes, tensors = analysis.lifetimes, analysis.classes, analysis.tensors
@@ -181,50 +156,37 @@ def _dense(column: Column) -> tuple[Column, int]:
     return code, len(values)
 
 
-def tables_of(kinds: Kinds, texts: Sequence[str]) -> Tables:
-    """The tables of ``texts``, made visible and short, with different texts kept different."""
+def kinds_header(kinds: Kinds, texts: Sequence[str]) -> dict[str, Json]:
+    """The kinds and their texts, as both modes of the stream have them.
+
+    The kinds' columns are indices into the tables of texts, stacks and shapes, of which the first is the empty one.
+    Stacks are indices into the frames, outermost first. Texts are made visible and short, and different ones stay so.
+    """
     used, (name, module, op, dtype) = _used(kinds.name, kinds.module, kinds.op, kinds.dtype)
     stacks, (stack,) = _used(kinds.stack)
     shapes, (shape,) = _used(kinds.shape)
     frames: dict[str, int] = {}
     lines = [[line for line in texts[index].split("\n") if line] for index in stacks]
-    indices = [[frames.setdefault(line, len(frames)) for line in lines_of_one] for lines_of_one in lines]
-    return Tables(
-        texts=distinct_texts(texts[index] for index in used),
-        frames=distinct_texts(frames),
-        stacks=indices,
-        shapes=[texts[index] for index in shapes],
-        name=name,
-        module=module,
-        op=op,
-        dtype=dtype,
-        stack=stack,
-        shape=shape,
-    )
-
-
-def kinds_header(kinds: Kinds, texts: Sequence[str]) -> dict[str, Json]:
-    """The kinds and their texts, as both modes of the stream have them."""
-    tables = tables_of(kinds, texts)
-    words, what = _what(kinds, texts, len(tables.texts))
+    indices: list[Json] = [[frames.setdefault(line, len(frames)) for line in each] for each in lines]
+    words, what = _what(kinds, texts, len(used))
     columns = {
         "category": kinds.category,
         "bytes": kinds.bytes,
-        "name": tables.name,
-        "module": tables.module,
-        "op": tables.op,
+        "name": name,
+        "module": module,
+        "op": op,
         "what": what,
-        "stack": tables.stack,
+        "stack": stack,
         "phase": kinds.phase - 1,  # phases count from 1
-        "dtype": tables.dtype,
-        "shape": tables.shape,
+        "dtype": dtype,
+        "shape": shape,
     }
     return {
-        "texts": [*tables.texts, *words],
-        "frames": [*tables.frames],
-        "stacks": [[*stack] for stack in tables.stacks],
-        "shapes": [*tables.shapes],
-        "kinds": {name: column.tolist() for name, column in columns.items()},
+        "texts": [*distinct_texts(texts[index] for index in used), *words],
+        "frames": [*distinct_texts(frames)],
+        "stacks": indices,
+        "shapes": [texts[index] for index in shapes],
+        "kinds": {key: column.tolist() for key, column in columns.items()},
     }
 
 
@@ -265,11 +227,12 @@ def segments_header(analysis: Analysis) -> dict[str, Json]:
     """
     segments = analysis.recording.segments
     baseline, release = segments.action == SegmentAction.BASELINE, segments.action == SegmentAction.RELEASE
+    number = np.unique(segments.stream, return_inverse=True)[1]
     columns = {
         "since": np.where(baseline, 0, segments.position + 1),
         "bytes": np.where(release, -segments.bytes, segments.bytes),
         "address": segments.address,
-        "pages": np.where(segments.expandable, 1 + 2 * _numbered(segments.stream) + segments.small, 0),
+        "pages": np.where(segments.expandable, 1 + 2 * number + segments.small, 0),
     }
     return {name: column.tolist() for name, column in columns.items()}
 
@@ -282,36 +245,22 @@ def places_of(analysis: Analysis) -> tuple[list[Json], Column]:
 
 def _of_events(analysis: Analysis, born: Column, died: Column) -> Column:
     """For each event the value of its allocation: that in ``born`` for an alloc, that in ``died`` for a free."""
-    lifetimes = analysis.lifetimes
-    values = np.zeros(len(analysis.recording.events), dtype=np.int64)
-    values[lifetimes.born] = born
-    freed = np.flatnonzero(lifetimes.died != ALIVE)
-    values[lifetimes.died[freed]] = died[freed]
+    owner = analysis.lifetimes.owners(len(analysis.recording.events))
+    values: Column = died[owner] if len(owner) else owner
+    values[analysis.lifetimes.born] = born
     return values
 
 
 def address_map_view(analysis: Analysis, position: int) -> tuple[SegmentView, ...]:
     """The segments and their blocks at ``position``, for a page whose events have no addresses."""
-    category = analysis.classes.category
-    return tuple(
-        SegmentView(
-            address=each.extent.address,
-            bytes=each.extent.size,
-            blocks=tuple(
-                (
-                    piece.address - each.extent.address,
-                    piece.bytes,
-                    CACHED if piece.allocation is None else str(CATEGORIES[category[piece.allocation]]),
-                )
-                for piece in each.pieces
-            ),
-        )
-        for each in address_map(analysis, position)
-    )
-
-
-def _numbered(column: Column) -> Column:
-    return np.unique(column, return_inverse=True)[1]
+    found = []
+    for each in address_map(analysis, position):
+        start, blocks = each.extent.address, []
+        for piece in each.pieces:
+            of = None if piece.allocation is None else CATEGORIES[analysis.classes.category[piece.allocation]]
+            blocks.append((piece.address - start, piece.bytes, CACHED if of is None else str(of)))
+        found.append(SegmentView(address=start, bytes=each.extent.size, blocks=tuple(blocks)))
+    return tuple(found)
 
 
 REDUCED = "reduced"
@@ -375,33 +324,23 @@ def reduced_stream(
         "them: the lowest and the highest of every stretch, and every event around the peaks. "
         f"Modules, stacks, addresses and allocations are those at the {when}."
     )
-    packed = compressed([framed(header), *_arrays(analysis, layers, positions)])
-    return StreamView(mode=REDUCED, events=events, note=note, addresses=False, packed=base64_of(packed))
+    text = packed([framed(header), *_arrays(analysis, layers, positions)])
+    return StreamView(mode=REDUCED, events=events, note=note, addresses=False, packed=text)
 
 
 def kept_positions(analysis: Analysis, peaks: Sequence[int], peak: int, buckets: int) -> NDArray[np.intp]:
     """The positions that are kept: both ends, the extremes of each bucket, the marks, and windows around the peaks."""
     timeline, events = analysis.timeline, len(analysis.recording.events)
-    instants = [step.start_ns for step in analysis.recording.steps] + [step.end_ns for step in analysis.recording.steps]
+    instants = [instant for step in analysis.recording.steps for instant in (step.start_ns, step.end_ns)]
     instants += [oom.time_ns for oom in analysis.recording.ooms[-1:]]
-    for marks in analysis.marks:
-        named = (marks.after_forward, marks.after_backward, marks.after_optimizer)
-        instants += [instant for instant in named if instant is not None]
+    reached = (getattr(marks, name) for marks in analysis.marks for name in STEP_MARKS)
+    instants += [instant for instant in reached if instant is not None]
     side = min(WINDOW, WINDOWS // (2 * max(1, len(peaks))))
-    windows = np.concatenate([_window(position, side) for position in peaks] + [_window(peak, WINDOW)])
-    chosen = np.concatenate(
-        [
-            extreme_positions(timeline.total, buckets),
-            np.clip(windows, 0, events),
-            np.array([0, events]),
-            np.searchsorted(timeline.time_ns, instants),
-        ]
-    )
-    return np.unique(chosen).astype(np.intp)
-
-
-def _window(position: int, side: int) -> NDArray[np.intp]:
-    return np.arange(position - side, position + side + 1)
+    centres = [*((position, side) for position in peaks), (peak, WINDOW)]
+    windows = np.concatenate([np.arange(position - side, position + side + 1) for position, side in centres])
+    at_marks = np.searchsorted(timeline.time_ns, instants)
+    extremes = extreme_positions(timeline.total, buckets)
+    return np.unique(np.concatenate([extremes, np.clip(windows, 0, events), [0, events], at_marks])).astype(np.intp)
 
 
 def _arrays(analysis: Analysis, layers: AllocatorLayers | None, positions: NDArray[np.intp]) -> Iterator[bytes]:
@@ -419,35 +358,17 @@ def _at_peak(kinds: Kinds, count: Column, texts: Sequence[str]) -> tuple[Kinds, 
     shown, rest = order[:MAX_PEAK_KINDS], order[MAX_PEAK_KINDS:]
     if not len(rest):
         return kinds.take(shown), count[shown], texts
-    together, names = _together(kinds.take(rest), count[rest], len(texts))
-    joined = {
-        column.name: np.concatenate([getattr(kinds, column.name)[shown], getattr(together, column.name)])
-        for column in fields(kinds)
-    }
+    # The others are merged by category and phase, and named by further texts.
+    groups, row = np.unique(kinds.category[rest] * 8 + kinds.phase[rest], return_inverse=True)
+    size, number = np.zeros((2, len(groups)), dtype=np.int64)
+    np.add.at(size, row, (kinds.bytes * count)[rest])
+    np.add.at(number, row, count[rest])
+    merged = dict.fromkeys((column.name for column in fields(kinds)), np.zeros(len(groups), dtype=np.int64))
+    merged |= {"category": groups // 8, "bytes": size, "block_bytes": size, "phase": groups % 8}
+    merged["name"] = np.arange(len(groups)) + len(texts)
+    joined = {name: np.concatenate([getattr(kinds, name)[shown], column]) for name, column in merged.items()}
+    names = [f"{format_count(each)} smaller allocations" for each in number.tolist()]
     return Kinds(**joined), np.append(count[shown], np.ones(len(names), dtype=np.int64)), (*texts, *names)
-
-
-def _together(kinds: Kinds, count: Column, first_text: int) -> tuple[Kinds, list[str]]:
-    """The kinds merged by category and phase, and the texts that name them, numbered from ``first_text``."""
-    key = kinds.category * 8 + kinds.phase
-    groups, row = np.unique(key, return_inverse=True)
-    size, number = np.zeros(len(groups), dtype=np.int64), np.zeros(len(groups), dtype=np.int64)
-    np.add.at(size, row, kinds.bytes * count)
-    np.add.at(number, row, count)
-    nothing = np.zeros(len(groups), dtype=np.int64)
-    together = Kinds(
-        category=groups // 8,
-        bytes=size,
-        block_bytes=size,
-        name=np.arange(len(groups)) + first_text,
-        module=nothing,
-        op=nothing,
-        stack=nothing,
-        phase=groups % 8,
-        dtype=nothing,
-        shape=nothing,
-    )
-    return together, [f"{format_count(each)} smaller allocations" for each in number.tolist()]
 
 
 EXACT = "exact"
@@ -465,10 +386,10 @@ def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int,
     kinds, kind = kinds_of(analysis)
     layered = len(analysis.recording.segments) > 0
     for addresses in (True, False) if layered else (False,):
-        packed = exact_stream(analysis, kinds, kind, limit // 4 * 3, addresses=addresses)
-        if packed is not None:
-            events = len(analysis.recording.events)
-            return StreamView(mode=EXACT, events=events, note="", addresses=addresses, packed=base64_of(packed))
+        found = exact_stream(analysis, kinds, kind, limit // 4 * 3, addresses=addresses)
+        if found is not None:
+            events, text = len(analysis.recording.events), base64.b64encode(found).decode("ascii")
+            return StreamView(mode=EXACT, events=events, note="", addresses=addresses, packed=text)
     return reduced_stream(analysis, kinds, kind, peaks, peak, layers=analysis.layers, when=when)
 
 

@@ -111,23 +111,16 @@ def falls(before: End, after: End, differences: Mapping[Category, int]) -> tuple
     changes = [(category, differences[category]) for category in CATEGORIES if differences.get(category)]
     # The highest value on the way from one end to the other.
     whole = max(1, *accumulate([size for _, size in changes], initial=before.bytes))
-    texts = format_apart(before.bytes, after.bytes)
-    rows, now = [_whole(before, texts[0], whole)], before.bytes
+    texts = zip((before, after), format_apart(before.bytes, after.bytes), strict=True)
+    ends = [(end, text, BarPiece(left=0, width=100 * end.bytes / whole, name="whole")) for end, text in texts]
+    first, last = (Bar(label=end.label, value=text, pieces=(bar,), whole=True) for end, text, bar in ends)
+    rows, now = [first], before.bytes
     for category, size in changes:
         kind = "less" if size < 0 else "more"
         change = piece(min(now, now + size), abs(size), whole, category, kind)
         rows.append(Bar(label=label(category), value=signed(size), pieces=(change,), paint=paint(category)))
         now += size
-    return (*rows, _whole(after, texts[1], whole))
-
-
-def _whole(end: End, text: str, whole: int) -> Bar:
-    return Bar(
-        label=end.label,
-        value=text,
-        pieces=(BarPiece(left=0, width=100 * end.bytes / whole, name="whole"),),
-        whole=True,
-    )
+    return (*rows, last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,19 +149,24 @@ class VerdictView:
 
 def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
     """The verdict at the top of the page, in the words of ``said`` if given."""
-    words = said or wording(verdict)
     known = [item for item in verdict.compositions if item is not None]
-    sizes = [{part.category: part.bytes for part in item.parts} for item in known]
     return VerdictView(
-        headline=visible(words.headline, MAX_PROSE) + ".",
-        why=visible(f"{capital(words.why)}." if words.why else "", MAX_PROSE),
-        more=visible(" ".join(words.more), MAX_PROSE),
+        **sentences(said or wording(verdict)),
         instant="At the failure" if len(known) == 1 and known[0].short is not None else "At the peak",
         when=visible(_instants(known)),
         bars=tuple(_bars(verdict)),
-        legend=legend_of(sizes, with_sizes=len(known) == 1),
+        legend=legend_of((item.parts for item in known), with_sizes=len(known) == 1),
         waterfall=None if verdict.answer is None or verdict.unsound else _waterfall(verdict.answer),
     )
+
+
+def sentences(words: Wording) -> dict[str, str]:
+    """The headline, the reason and the further sentences of a verdict, as the page shows them."""
+    return {
+        "headline": visible(words.headline, MAX_PROSE) + ".",
+        "why": visible(f"{capital(words.why)}." if words.why else "", MAX_PROSE),
+        "more": visible(" ".join(words.more), MAX_PROSE),
+    }
 
 
 def legend_of(each: Iterable[Mapping[Category, int]], *, with_sizes: bool = False) -> tuple[Bar, ...]:
@@ -213,7 +211,7 @@ def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
         label=name,
         value=peaks_apart(size, other)[0],
         change=end or (signed(difference) if difference else ""),
-        pieces=stacked({part.category: part.bytes for part in item.parts}, most),
+        pieces=stacked(item.parts, most),
     )
 
 

@@ -171,14 +171,12 @@ def _curves(rows: Sequence[Row]) -> tuple[WatchedLine, ...]:
         )
 
     curves = [
-        line("peak", lambda row: row.peak, _peak_text),
-        line(
-            "allocated after the step", lambda row: row.alive, lambda row: f"{format_bytes(row.alive)} allocated after"
-        ),
+        ("peak", lambda row: row.peak, _peak_text),
+        ("allocated after the step", lambda row: row.alive, lambda row: f"{format_bytes(row.alive)} allocated after"),
     ]
     if any(row.reserved for row in rows):
-        curves.append(line("reserved", lambda row: row.reserved, lambda row: f"{format_bytes(row.reserved)} reserved"))
-    return tuple(curves)
+        curves.append(("reserved", lambda row: row.reserved, lambda row: f"{format_bytes(row.reserved)} reserved"))
+    return tuple(line(*curve) for curve in curves)
 
 
 def _peak_text(row: Row) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ampmem.analysis.advised import Advised
 from ampmem.analysis.answer import judged_findings, verdict_of, verdict_of_one
-from ampmem.analysis.comparison import Comparison, Entry, compare, distinct
+from ampmem.analysis.comparison import Comparison, compare, distinct
 from ampmem.analysis.difference.difference import SCHEMA as DIFFERENCE
 from ampmem.analysis.difference.difference import Difference
 from ampmem.analysis.difference.sides import PRINTED_SUMMARY, Printed, Side, is_json, printed_in
@@ -24,7 +24,6 @@ from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
 from ampmem.reporters.html.comparison import (
-    ComparedRuns,
     changes_view,
     compared_runs,
     difference_headline,
@@ -34,7 +33,7 @@ from ampmem.reporters.html.fit_page import render_fit
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render
 from ampmem.reporters.html.progress import PageProgress
 from ampmem.reporters.html.ranks import job_view, ranks_verdict_view
-from ampmem.reporters.html.run import RunView, column, column_of, packed_words, said_of
+from ampmem.reporters.html.run import column, column_of, packed_words, said_of
 from ampmem.reporters.html.verdict import VerdictView, verdict_view
 from ampmem.reporters.text.ranks import heading, jobs_wording
 
@@ -85,11 +84,10 @@ def job_page(
 
 def ranks_page(jobs: Sequence[Ranks]) -> PageView:
     """The page of ``jobs`` without the pages of single ranks; of several the verdict is on the first."""
-    nothing: list[dict[int, str]] = [{} for _ in jobs]
     verdict = ranks_verdict_view(jobs[0])
     if len(jobs) > 1:
         verdict = replace(verdict, headline=f"{heading(jobs[0])}: {verdict.headline}")
-    return page_view((), None, verdict, job=job_view(jobs, nothing, ""))
+    return page_view((), None, verdict, job=job_view(jobs, [{}] * len(jobs), ""))
 
 
 def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict[int, str]:
@@ -249,24 +247,15 @@ def _of_each(
             found = [column(path, limit(len(recordings)), progress, advised)]
         columns += found
         names += [path.name] * len(found)
-    entries = distinct([entry for entry, _ in columns], names)
-    return page_view(*_side_by_side(entries, [run for _, run in columns]))
-
-
-def _side_by_side(
-    entries: Sequence[Entry], runs: Sequence[RunView]
-) -> tuple[tuple[RunView, ...], ComparedRuns | None, VerdictView]:
-    """The runs with the comparison's labels, the comparison (``None`` for a single run), and the verdict."""
+    entries, runs = distinct([entry for entry, _ in columns], names), [run for _, run in columns]
     if len(runs) == 1:
         (entry,) = entries
         verdict = verdict_of_one(entry.summary, label=entry.label, failed=entry.failure is not None)
-        return tuple(runs), None, verdict_view(verdict)
+        return page_view(tuple(runs), None, verdict_view(verdict))
     comparison = compare(entries)
-    judged = judged_findings(comparison)
     named = []
-    for index, (entry, run) in enumerate(zip(entries, runs, strict=True)):
+    for index, (entry, run, judged) in enumerate(zip(entries, runs, judged_findings(comparison), strict=True)):
         if entry.summary is not None:
-            against = difference_headline(comparison, index)
-            said = said_of(entry.summary, judged[index], against)
+            said = said_of(entry.summary, judged, difference_headline(comparison, index))
             named.append(replace(run, label=entry.label, packed=packed_words(entry.summary, said)))
-    return tuple(named), compared_runs(comparison), verdict_view(verdict_of(comparison))
+    return page_view(tuple(named), compared_runs(comparison), verdict_view(verdict_of(comparison)))

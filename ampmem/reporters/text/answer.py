@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ampmem.analysis.answer import Answer, Change, Composition, Effect, PeakOf, PeakPart, Verdict
+from ampmem.analysis.answer import Answer, Change, Composition, Effect, PeakOf, Verdict
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import PLACES, Peak, PeakPlace, WholePeak
-from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.plain_text import signed, times, wrapped
 from ampmem.units import format_bytes, format_close, format_count, format_peak, peaks_apart, peaks_close
@@ -136,9 +136,14 @@ class Wording:
     more: tuple[str, ...] = ()
 
     @property
+    def first(self) -> str:
+        """The headline with its reason, as a sentence."""
+        return f"{self.headline}: {self.why}." if self.why else f"{self.headline}."
+
+    @property
     def text(self) -> str:
         """The whole verdict as one paragraph."""
-        return " ".join((f"{self.headline}: {self.why}." if self.why else f"{self.headline}.", *self.more))
+        return " ".join((self.first, *self.more))
 
 
 def wording(verdict: Verdict) -> Wording:
@@ -149,8 +154,7 @@ def wording(verdict: Verdict) -> Wording:
             why=f"the sums of {listed(verdict.unsound)} differ from the allocator's, see the warning",
         )
     if verdict.answer is not None:
-        said = _answered(verdict.answer)
-        return replace(said, more=(*said.more, *_own_peaks(verdict), *_failed(verdict)))
+        return _answered(verdict, verdict.answer)
     if len(verdict.compositions) == 1:
         return _of_one(verdict.compositions[0])
     return _of_several(verdict)
@@ -180,16 +184,12 @@ def place_of(whole: WholePeak) -> str:
     return f"in step {whole.step}" if whole.where is PeakPlace.STEP else PLACES[whole.where]
 
 
-def _failed(verdict: Verdict) -> list[str]:
-    """The recordings whose script failed after the compared step."""
-    labels = [item.peak.label for item in verdict.compositions if item is not None and (item.failed or item.short)]
-    return [f"{listed(labels)} failed after that step."] if labels else []
-
-
-def _answered(answer: Answer) -> Wording:
+def _answered(verdict: Verdict, answer: Answer) -> Wording:
     measured = (*_instants(answer), *_at_the_peaks(answer), *_unchanged(answer), *_forward(answer))
     more = (*measured, *_cache(answer), *_weights(answer))
-    return Wording(headline=_headline(answer), why=_why(answer), more=more)
+    failed = [item.peak.label for item in verdict.compositions if item is not None and (item.failed or item.short)]
+    after = [f"{listed(failed)} failed after that step."] if failed else []
+    return Wording(headline=_headline(answer), why=_why(answer), more=(*more, *_own_peaks(verdict), *after))
 
 
 def _headline(answer: Answer) -> str:
@@ -203,9 +203,8 @@ def _headline(answer: Answer) -> str:
     sizes = f"{_from_to(before, after)}, {percent_of(answer.ratio - 1)}"
     if answer.effect is Effect.COSTS:
         return f"Mixed precision raises the peak from {sizes}"
-    return (
-        f"Mixed precision lowers the peak from {sizes}, {'to about half' if answer.ratio <= _HALF else 'not to half'}"
-    )
+    half = "to about half" if answer.ratio <= _HALF else "not to half"
+    return f"Mixed precision lowers the peak from {sizes}, {half}"
 
 
 def _from_to(before: str, after: str) -> str:
@@ -251,9 +250,8 @@ def _changed(answer: Answer, change: Change) -> str:
     size, what = format_bytes(abs(change.difference)), name(change.category)
     if change.category is Category.ACTIVATIONS and change.before:
         return _activations(answer, change, size)
-    if change.difference > 0:
-        return f"{what} {'adds' if change.category in _SINGULAR else 'add'} {size}"
-    return f"{what} {'falls' if change.category in _SINGULAR else 'fall'} by {size}"
+    verb = f"{'add' if change.difference > 0 else 'fall'}{'s' if change.category in _SINGULAR else ''}"
+    return f"{what} {verb} {'by ' if change.difference < 0 else ''}{size}"
 
 
 def _activations(answer: Answer, change: Change, size: str) -> str:
@@ -293,9 +291,8 @@ def _instants(answer: Answer) -> list[str]:
         fewer = answer.fewer_gradients
         if not any(change.category is Category.GRADIENTS for change in _notable(answer, answer.changes)[0]):
             return []
-        earlier = (
-            f"at {after.label}'s {format_bytes(abs(fewer))} {'fewer' if fewer > 0 else 'more'} gradients are alive"
-        )
+        size = f"{format_bytes(abs(fewer))} {'fewer' if fewer > 0 else 'more'}"
+        earlier = f"at {after.label}'s {size} gradients are alive"
         return [f"Both peaks are {in_phase(before.phase)}, but not at the same instant: {earlier}."]
     if _UPDATE in (before.phase, after.phase):
         return []  # as it is given as the reason already
@@ -344,9 +341,7 @@ def _cache(answer: Answer) -> list[str]:
     if other is None:
         return []
     difference = other.said - answer.mixed.said
-    if not difference:
-        return [f"Without autocast's cache of weights ({other.label}) the peak is the same."]
-    size = f"{format_bytes(abs(difference))} {'higher' if difference > 0 else 'lower'}"
+    size = f"{format_bytes(abs(difference))} {'higher' if difference > 0 else 'lower'}" if difference else "the same"
     return [f"Without autocast's cache of weights ({other.label}) the peak is {size}."]
 
 
@@ -369,7 +364,7 @@ def _of_one(found: Composition | None) -> Wording:
         peak = "peak of the recorded steps" if found.of_steps else "peak"
         until = f"Until the script failed, the {peak}" if found.failed else f"The {peak}"
         headline = f"{until} is {size}{_of_it(found.peak)}, {when(found.peak, found.step)}"
-    why = _made_of(found.parts, found.peak.bytes)
+    why = made_of(found.parts, found.peak.bytes)
     more = () if found.short is None else shortage(found.short)
     return Wording(headline=headline, why=why, more=(*more, *_outside(found), *_help(found)))
 
@@ -382,15 +377,11 @@ def _of_it(peak: PeakOf) -> str:
     return " allocated" if requested == format_peak(peak.allocated) else f" allocated, {requested} of it requested"
 
 
-def _made_of(parts: Sequence[PeakPart], whole: int) -> str:
-    return made_of([(part.category, part.bytes) for part in parts], whole)
-
-
 def _outside(found: Composition) -> Iterator[str]:
     """The memory needed outside of the recorded steps, if that was more: no table has it."""
     if found.outside is not None:
         where = "after the last step" if found.outside.after else "before the first step"
-        size, parts = format_peak(found.outside.said), _made_of(found.outside_parts, found.outside.bytes)
+        size, parts = format_peak(found.outside.said), made_of(found.outside.categories, found.outside.bytes)
         yield (
             f"The highest total of the whole recording is {size}, {where}, {when(found.outside)} ({parts}); the "
             "tables cover the steps."
@@ -402,12 +393,13 @@ def _outside(found: Composition) -> Iterator[str]:
         )
 
 
-def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
-    """``32 % optimizer state, 16 % parameters, 5 % all else``, of ``parts`` with the largest first.
+def made_of(live: Breakdown, whole: int) -> str:
+    """The categories of ``live``, the largest first: ``32 % optimizer state, 16 % parameters, 5 % all else``.
 
     The unnamed rest is not larger than the smallest named part; communication is named from the same share on as
     others, whatever their number.
     """
+    parts = sorted(((category, live[category]) for category in CATEGORIES if live[category]), key=lambda part: -part[1])
     notable = [part for part in parts if part[1] >= _PART * whole]
     shown = notable[:_PARTS] + [part for part in notable[_PARTS:] if part[0] is Category.COMMUNICATION]
     rest = [part for part in parts if part not in shown]
@@ -498,13 +490,7 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def verdict_lines(verdict: Verdict, layout: Layout) -> list[str]:
-    """The lines of a verdict: how much and why in bold, then the rest."""
-    return wording_lines(wording(verdict), layout)
-
-
 def wording_lines(said: Wording, layout: Layout) -> list[str]:
-    """The lines of a verdict that is in words already."""
-    first = f"{said.headline}: {said.why}." if said.why else f"{said.headline}."
-    lines = list(map(layout.strong, wrapped(first, layout.width, indent="")))
+    """The lines of a verdict: how much and why in bold, then the rest."""
+    lines = list(map(layout.strong, wrapped(said.first, layout.width, indent="")))
     return [*lines, *(wrapped(" ".join(said.more), layout.width, indent="") if said.more else [])]

@@ -8,8 +8,7 @@ from fractions import Fraction
 
 from ampmem.analysis.budgets.budget import ALLOCATED, DEVICE, GROWTH, PEAK, RESERVED
 from ampmem.analysis.budgets.check import AT_PEAK, PEAK_IS, TRIALS_NOT_JUDGED, Broken, CheckResult, Judged, Limit
-from ampmem.analysis.difference.changes import GroupChange, changes_between, folded
-from ampmem.analysis.difference.difference import Condition
+from ampmem.analysis.difference.difference import GroupChange, changes_between, folded
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.difference import changes_table, elsewhere, what
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
@@ -41,14 +40,15 @@ def render_checks(results: Sequence[CheckResult], layout: Layout = PLAIN) -> str
     """Several results, such as a job's ranks: broken ones first and in full, of kept ones only the answer."""
     if len(results) == 1:
         return render_check(results[0], layout)
-    failed = sorted((result for result in results if not result.ok), key=_badness)
+    # Those that were not judged come first, then those most over a limit.
+    failed = [result for result in results if not result.ok]
+    failed.sort(key=lambda each: (not each.problems, min((one.limit - one.after for one in each.broken), default=0)))
+    kept = "\n".join(line for result in results if result.ok for line in _answer(result, layout))
     if not failed:
-        return "\n".join(line for result in results for line in _answer(result, layout))
+        return kept
     worst = f"{format_count(len(failed))} of {format_count(len(results))} fail; the worst is {failed[0].label}."
-    kept = [line for result in results if result.ok for line in _answer(result, layout)]
     said = "\n".join(map(layout.alarm, wrapped(worst, layout.width)))
-    parts = [said, *(render_check(result, layout) for result in failed)]
-    return "\n\n".join([*parts, *(["\n".join(kept)] if kept else [])])
+    return "\n\n".join([said, *(render_check(result, layout) for result in failed), *([kept] if kept else [])])
 
 
 def answer(result: CheckResult) -> str:
@@ -92,10 +92,12 @@ def remarks(result: CheckResult) -> Iterator[str]:
         yield f"not judged: {problem}"
     baseline = result.baseline
     if baseline is not None:
-        if result.shrunk:
-            yield f"smaller than in {baseline.label}: {', '.join(map(_less, result.shrunk))}"
-        for condition in baseline.conditions:
-            yield f"note: {_condition(condition, baseline.label)}"
+        less = [f"{each.key} {signed((each.after or 0) - (each.before or 0))}" for each in result.shrunk]
+        if less:
+            yield f"smaller than in {baseline.label}: {', '.join(less)}"
+        for each in baseline.conditions:
+            differ = f"{each.what} is {each.after} here and {each.before} in {baseline.label}"
+            yield f"note: {differ}, which may explain a difference"
         if any(broken.grew and not broken.grouped for broken in result.broken):
             yield "note: one of the two is a summary, so growth is shown by category and module, not by line"
     if TRIALS_NOT_JUDGED in result.notes:
@@ -116,27 +118,17 @@ def _kept(result: CheckResult) -> str:
         least = "" if closest.least is None else f" at most ({format_peak(closest.least)} at least)"
         said.append(f"{many}{closest.key}, {there} of {limit}{least}")
     if result.baseline is not None:
-        said.append(_as_in(result, result.baseline.label))
+        sizes = [(each.before or 0, each.after or 0) for each in result.judged if each.limit_of is Limit.BASELINE]
+        larger = " by more than is allowed" if any(after > before for before, after in sizes) else ""
+        equal = all(before == after for before, after in sizes)
+        label = result.baseline.label
+        said.append(f"all sizes equal those of {label}" if equal else f"no size is larger than in {label}{larger}")
     return "; ".join(said) or "nothing is limited"
-
-
-def _as_in(result: CheckResult, label: str) -> str:
-    compared = [each for each in result.judged if each.limit_of is Limit.BASELINE]
-    if all(each.after == each.before for each in compared):
-        return f"all sizes equal those of {label}"
-    if any((each.after or 0) > (each.before or 0) for each in compared):
-        return f"no size is larger than in {label} by more than is allowed"
-    return f"no size is larger than in {label}"
 
 
 def _answer(result: CheckResult, layout: Layout) -> list[str]:
     style = layout.strong if result.ok else layout.alarm
     return [style(line) for line in wrapped(answer(result), layout.width)]
-
-
-def _badness(result: CheckResult) -> tuple[bool, int]:
-    """A sort key: unjudged results first, then those most over a limit."""
-    return not result.problems, min((each.limit - each.after for each in result.broken), default=0)
 
 
 def noteworthy(result: CheckResult) -> list[Judged]:
@@ -159,20 +151,13 @@ def limit_row(judged: Judged) -> list[str]:
         return [judged.key, of, _apart(judged.key)(judged.limit, judged.limit)[0], ABSENT, "not judged"]
     there, limit = _apart(judged.key)(judged.after, judged.limit)
     step = " a step" if judged.key == GROWTH else ""
+    outcome = "not judged"
     if judged.over:
         broken = "MAY BE BROKEN, by up to" if judged.least is not None and judged.least <= judged.limit else "BROKEN by"
-        return [
-            judged.key,
-            of,
-            f"{limit}{step}",
-            f"{there}{step}",
-            f"{broken} {format_bytes(judged.after - judged.limit)}",
-        ]
-    if not judged.kept:
-        kept = "not judged"
-    else:
-        kept = "kept" if judged.least is None else f"kept, {format_peak(judged.least)} at least"
-    return [judged.key, of, f"{limit}{step}", f"{there}{step}", kept]
+        outcome = f"{broken} {format_bytes(judged.after - judged.limit)}"
+    elif judged.kept:
+        outcome = "kept" if judged.least is None else f"kept, {format_peak(judged.least)} at least"
+    return [judged.key, of, f"{limit}{step}", f"{there}{step}", outcome]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +177,10 @@ def explained(result: CheckResult) -> Iterator[Explained]:
     told: dict[tuple[object, ...], str] = {}
     for broken in {each.key: each for each in result.broken}.values():
         places = (broken.grew + broken.moved) or broken.held
-        caption = _there(result, broken) if broken.held else _came(result, broken)
+        caption = _came(result, broken)
+        if broken.held:
+            why = "" if result.baseline is None else f"; nothing grew since {result.baseline.label}"
+            caption = f"{broken.key}: what is alive {broken.instant}, largest first{why}"
         if places and places in told:
             yield Explained(broken=broken, caption=f"{caption}, the same as for {told[places]}", is_new=False)
         elif places:
@@ -212,10 +200,8 @@ def _details(result: CheckResult, layout: Layout) -> Iterator[str]:
     for each in explained(result):
         if not each.is_new:
             yield "\n".join(wrapped(each.caption, layout.width))
-        elif each.broken.held:
-            yield _largest(each.broken, each.caption, layout)
         else:
-            yield _grown(each.broken, each.caption, layout)
+            yield (_largest if each.broken.held else _grown)(each.broken, each.caption, layout)
 
 
 def _grown(broken: Broken, caption: str, layout: Layout) -> str:
@@ -228,15 +214,9 @@ def _grown(broken: Broken, caption: str, layout: Layout) -> str:
     if broken.grew:
         stack = _stack(folded(broken.grew)[0].largest.stack, layout)
         rows = ["", changes_table(broken.grew, layout, most=CHANGES), *stack]
-    return "\n".join([*title, *rows, *_moved(broken, layout)])
-
-
-def _moved(broken: Broken, layout: Layout) -> list[str]:
-    """What is alive at this instant and was alive before at another one."""
-    if not broken.moved:
-        return []
-    said = wrapped(f"{MOVED}:", layout.width)
-    return ["", *said, "", changes_table(broken.moved, layout, most=CHANGES)]
+    if broken.moved:
+        rows += ["", *wrapped(f"{MOVED}:", layout.width), "", changes_table(broken.moved, layout, most=CHANGES)]
+    return "\n".join([*title, *rows])
 
 
 def _came(result: CheckResult, broken: Broken) -> str:
@@ -253,28 +233,16 @@ def _came(result: CheckResult, broken: Broken) -> str:
 def _by_module(changes: Sequence[GroupChange], layout: Layout) -> str:
     """The changes that summaries know, by module."""
     folds = folded(changes)
-    sizes = [number("change"), number("before", rank=1), number("after")]
-    columns = [*sizes, words("category"), words("module", least=16)]
-    if all(fold.module is None for fold in folds):
-        columns.pop()
-    rows = [
-        [
-            signed(fold.grown),
-            format_bytes(fold.before),
-            format_bytes(fold.after),
-            str(fold.largest.category),
-            (fold.module or ABSENT) + (f" ({len(fold.changes)})" if len(fold.changes) > 1 else ""),
-        ][: len(columns)]
-        for fold in folds[:CHANGES]
-    ]
+    columns = [number("change"), number("before", rank=1), number("after"), words("category")]
+    columns += [words("module", least=16)] if any(fold.module is not None for fold in folds) else []
+    rows = []
+    for fold in folds[:CHANGES]:
+        several = f" ({len(fold.changes)})" if len(fold.changes) > 1 else ""
+        sizes = [signed(fold.grown), format_bytes(fold.before), format_bytes(fold.after)]
+        rows.append([*sizes, str(fold.largest.category), f"{fold.module or ABSENT}{several}"][: len(columns)])
     left = folds[CHANGES:]
     more = f"\n… and {format_count(len(left))} smaller: {signed(sum(fold.grown for fold in left))}" if left else ""
     return f"{table(columns, rows, layout)}{more}"
-
-
-def _there(result: CheckResult, broken: Broken) -> str:
-    why = "" if result.baseline is None else f"; nothing grew since {result.baseline.label}"
-    return f"{broken.key}: what is alive {broken.instant}, largest first{why}"
 
 
 def _largest(broken: Broken, caption: str, layout: Layout) -> str:
@@ -303,14 +271,3 @@ def _stack(stack: Sequence[str], layout: Layout) -> list[str]:
     shown = [*([f"… {format_count(left)} more frames above"] if left > 0 else []), *stack[-FRAMES:]]
     lines = [f"{'':{_INDENT}}{shorten(frame, layout.width - _INDENT)}" for frame in shown]
     return ["", "the first row was allocated at", *map(layout.faint, lines)]
-
-
-def _less(judged: Judged) -> str:
-    assert judged.before is not None and judged.after is not None
-    return f"{judged.key} {signed(judged.after - judged.before)}"
-
-
-def _condition(condition: Condition, label: str) -> str:
-    return (
-        f"{condition.what} is {condition.after} here and {condition.before} in {label}, which may explain a difference"
-    )

@@ -34,6 +34,7 @@ from ampmem.reporters.text.plain_text import (
 from ampmem.reporters.text.run import (
     conserved,
     describe_arm,
+    describe_device,
     keyed,
     render_labelled,
     render_next,
@@ -346,8 +347,7 @@ def _measured(comparison: Comparison, details: frozenset[Detail], layout: Layout
     if not _known(comparison.entries):
         return
     yield render_instant(comparison, Mark.PEAK, layout)
-    found = [(shared.finding, shared.labels) for shared in shared_findings(comparison)]
-    yield render_labelled(found, layout, evidence=Detail.EVIDENCE in details)
+    yield render_labelled(shared_findings(comparison), layout, evidence=Detail.EVIDENCE in details)
     yield render_figures(comparison, layout)
 
 
@@ -364,10 +364,7 @@ def _head(comparison: Comparison, layout: Layout) -> str:
 
 
 def _run(summary: Summary) -> list[tuple[str, str]]:
-    return [
-        ("device", f"{summary.device.name} ({summary.device.type}), events from {summary.source}"),
-        *versions_and_model(summary),
-    ]
+    return [("device", describe_device(summary)), *versions_and_model(summary)]
 
 
 def _described(entry: Entry, *, baseline: bool) -> str:

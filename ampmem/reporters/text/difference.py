@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.difference.changes import Fold, GroupChange, Tensor, WhichRun, folded
-from ampmem.analysis.difference.difference import Condition, Difference
+from ampmem.analysis.difference.difference import Difference, Fold, GroupChange, Tensor, WhichRun, folded
 from ampmem.analysis.difference.matching import Renamed
 from ampmem.analysis.difference.sides import Moment
 from ampmem.analysis.ops import plain_op
@@ -31,10 +30,12 @@ _WHAT = 18
 
 def render_difference(found: Difference, layout: Layout, *, most: int | None = CHANGES) -> str:
     """The text of a difference; ``most`` is the number of changes shown, all if ``None``."""
+    listed_too = found.changes and not found.without_groups
+    table_of_changes = f"{layout.strong('what changed')}\n\n{changes_table(found.changes, layout, most=most)}"
     sections = [
         "\n".join(_said(found, layout)),
         "" if found.category is not None or not found.changes else _categories(found, layout),
-        _changes(found, layout, most),
+        table_of_changes if listed_too else "",
         "\n".join(wrapped(foot(found), layout.width)),
     ]
     return "\n\n".join(section for section in sections if section)
@@ -63,9 +64,9 @@ def _parts(found: Difference) -> str:
     """
     if found.category is not None:
         return ""
-    parts = [(name(category), size) for category, size in _differences(found).items()]
-    parts += [("rounding of blocks", found.rounding)] if found.rounding else []
-    sizes = sorted(parts, key=lambda each: -abs(each[1]))
+    parts = [(name(each), found.categories_after[each] - found.categories_before[each]) for each in CATEGORIES]
+    parts.append(("rounding of blocks", found.rounding))
+    sizes = sorted((part for part in parts if part[1]), key=lambda part: -abs(part[1]))
     if len(sizes) == 1:
         return f" of {sizes[0][0]}"
     least = _SHARE * abs(sizes[0][1]) if sizes else 0
@@ -78,23 +79,14 @@ def _parts(found: Difference) -> str:
     return f": {', '.join([*words, *([f'all else {signed(rest)}'] if abs(rest) >= least and rest else [])])}"
 
 
-def _differences(found: Difference) -> dict[Category, int]:
-    sizes = {each: found.categories_after[each] - found.categories_before[each] for each in CATEGORIES}
-    return {category: size for category, size in sizes.items() if size}
-
-
 def remarks(found: Difference) -> Iterator[str]:
     """What else is worth knowing about the answer, a sentence each."""
     if found.conditions:
-        differ = listed([_condition(condition) for condition in found.conditions])
-        yield f"Not only the code differs: {differ}."
-    if found.without_groups:
-        distinct = [*dict.fromkeys(found.without_groups)]
-        names, several = listed(distinct), len(distinct) > 1
-        yield (
-            f"{names} {'are summaries' if several else 'is a summary'}, without single allocations: the changes are "
-            "those of whole categories."
-        )
+        differ = [f"{each.what} {each.after}, was {each.before}" for each in found.conditions]
+        yield f"Not only the code differs: {listed(differ)}."
+    if distinct := [*dict.fromkeys(found.without_groups)]:
+        are = "are summaries" if len(distinct) > 1 else "is a summary"
+        yield f"{listed(distinct)} {are}, without single allocations: the changes are those of whole categories."
     if found.renamed:
         yield renamed_in_words(found.renamed)
     if found.elsewhere_in_run:
@@ -110,13 +102,9 @@ def elsewhere(what: str, before: Moment, after: Moment) -> str:
 
 
 def _moment(moment: Moment) -> str:
-    made = [f", at {plain_op(moment.op)}"] if moment.op else []
-    where = [f" in {moment.module}"] if moment.op and moment.module else []
-    return "".join([in_phase(moment.phase, f"step {moment.step}"), *made, *where])
-
-
-def _condition(condition: Condition) -> str:
-    return f"{condition.what} {condition.after}, was {condition.before}"
+    where = f" in {moment.module}" if moment.module else ""
+    made = f", at {plain_op(moment.op)}{where}" if moment.op else ""
+    return f"{in_phase(moment.phase, f'step {moment.step}')}{made}"
 
 
 def _said(found: Difference, layout: Layout) -> list[str]:
@@ -130,27 +118,18 @@ def _said(found: Difference, layout: Layout) -> list[str]:
 
 def _categories(found: Difference, layout: Layout) -> str:
     before, after = found.categories_before, found.categories_after
-    shown = sorted(
-        (each for each in CATEGORIES if before[each] or after[each]), key=lambda each: -max(before[each], after[each])
-    )
-    rows = [[str(each), *_sizes(before[each], after[each])] for each in shown]
-    rows.append(["total", *_sizes(found.before, found.after)])
-    if found.peaks != (found.before, found.after):
-        (before_peak, after_peak) = found.peaks
-        rows.append(["rounding", *_sizes(before_peak - found.before, after_peak - found.after)])
-        rows.append(["allocated", *_sizes(before_peak, after_peak)])
+    sizes = {str(each): (before[each], after[each]) for each in CATEGORIES if before[each] or after[each]}
+    sizes = dict(sorted(sizes.items(), key=lambda each: -max(each[1])))
+    sizes["total"] = found.before, found.after
+    if found.peaks != sizes["total"]:
+        sizes["rounding"] = found.peaks[0] - found.before, found.peaks[1] - found.after
+        sizes["allocated"] = found.peaks
+    rows = [
+        [name, format_peak(old), format_peak(new), signed(new - old) if old != new else ABSENT]
+        for name, (old, new) in sizes.items()
+    ]
     columns = [words("at the peak"), number("before"), number("after"), number("change")]
     return table(columns, rows, layout, strong=("total", "allocated"))
-
-
-def _sizes(before: int, after: int) -> list[str]:
-    return [format_peak(before), format_peak(after), signed(after - before) if before != after else ABSENT]
-
-
-def _changes(found: Difference, layout: Layout, most: int | None) -> str:
-    if not found.changes or found.without_groups:
-        return ""
-    return f"{layout.strong('what changed')}\n\n{changes_table(found.changes, layout, most=most)}"
 
 
 def changes_table(changes: Sequence[GroupChange], layout: Layout, *, most: int | None = CHANGES) -> str:
@@ -169,17 +148,20 @@ def changes_table(changes: Sequence[GroupChange], layout: Layout, *, most: int |
         words("category", rank=2),
         words("what", least=_WHAT),
     ]
-    lines, body = table_lines(columns, [_row(fold) for fold in shown], layout)
+    rows = []
+    for fold in shown:
+        sizes = [signed(fold.grown), str(fold.largest.kind), format_bytes(fold.before), format_bytes(fold.after)]
+        rows.append([*sizes, str(fold.largest.category), what(fold)])
+    lines, body = table_lines(columns, rows, layout)
     for row, fold in zip(body, shown, strict=True):
         lines += row
         lines += [layout.faint(f"{'':{_INDENT}}{each}") for each in _below(fold, layout.width - _INDENT)]
-    return "\n".join([*lines, *_rest(folds[len(shown) :])])
-
-
-def _row(fold: Fold) -> list[str]:
-    change = fold.largest
-    sizes = signed(fold.grown), str(change.kind), format_bytes(fold.before), format_bytes(fold.after)
-    return [*sizes, str(change.category), what(fold)]
+    grown = [fold.grown for fold in folds[len(shown) :]]
+    if grown:
+        came, went = sum(size for size in grown if size > 0), sum(size for size in grown if size < 0)
+        parts = " and ".join(signed(size) for size in (came, went) if size)
+        lines.append(f"… and {format_count(len(grown))} smaller: {parts}")
+    return "\n".join(lines)
 
 
 def what(fold: Fold) -> str:
@@ -208,54 +190,35 @@ def tensor_in_words(change: GroupChange) -> str:
 
     Empty for a single allocation of unknown type and shape.
     """
-    after, before = (
-        _tensors(change.tensor_after, change.count_after),
-        _tensors(change.tensor_before, change.count_before),
-    )
+    after = _tensors(change.tensor_after, change.count_after)
+    before = _tensors(change.tensor_before, change.count_before)
     if not change.count_after or not change.count_before or after == before:
         return after if change.count_after else before
     return f"{after or '1 allocation'}, was {before or '1 allocation'}"
 
 
 def _tensors(tensor: Tensor, count: int) -> str:
-    parts = [tensor.dtype or "", "" if tensor.shape is None else shape_text(tensor.shape)]
-    known = " ".join(part for part in parts if part)
+    known = " ".join(filter(None, (tensor.dtype, None if tensor.shape is None else shape_text(tensor.shape))))
     if not known:
         return "" if count == 1 else f"{format_count(count)} allocations"
     return known if count == 1 else f"{format_count(count)} x {known}"
 
 
-def _rest(folds: Sequence[Fold]) -> list[str]:
-    if not folds:
-        return []
-    sizes = [fold.grown for fold in folds]
-    came, went = sum(size for size in sizes if size > 0), sum(size for size in sizes if size < 0)
-    parts = " and ".join(signed(size) for size in (came, went) if size)
-    return [f"… and {format_count(len(folds))} smaller: {parts}"]
-
-
 def foot(found: Difference) -> str:
     """The sentence that all changes add up to the difference."""
     count = len(found.changes)
+    if not count:
+        return ""
     changes = f"The {format_count(count)} change{'' if count == 1 else 's'} add{'s' if count == 1 else ''} up to"
     rounding = f", and rounding to {signed(found.rounding)};" if found.rounding else ";"
-    return (
-        f"{changes} {signed(found.after - found.before)}{rounding} residual {format_bytes(found.residual)}."
-        if count
-        else ""
-    )
+    return f"{changes} {signed(found.after - found.before)}{rounding} residual {format_bytes(found.residual)}."
 
 
 def renamed_in_words(renamed: Sequence[Renamed]) -> str:
     """The modules that were compared under different names; empty if there are none."""
     if not renamed:
         return ""
-    named = [f"{_module(each.after)}, was {_module(each.before)}" for each in renamed[:_NAMES]]
-    more = [f"and {format_count(len(renamed) - _NAMES)} more"] if len(renamed) > _NAMES else []
-    return (
-        f"Treated as renamed, as the parameters below agree in names, types and shapes: {'; '.join([*named, *more])}."
-    )
-
-
-def _module(name: str | None) -> str:
-    return "the whole model" if name is None else name
+    whole = "the whole model"
+    named = [f"{each.after or whole}, was {each.before or whole}" for each in renamed[:_NAMES]]
+    named += [f"and {format_count(len(renamed) - _NAMES)} more"] if len(renamed) > _NAMES else []
+    return f"Treated as renamed, as the parameters below agree in names, types and shapes: {'; '.join(named)}."

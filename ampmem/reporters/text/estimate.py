@@ -41,7 +41,10 @@ def prediction_headline(prediction: Prediction, gpu: str, *, failure: str = "", 
         return f"{gpu} (simulated): it does not fit: {failure or 'out of memory'}"
     peaks += f" of {format_bytes(prediction.gpu_bytes)}"
     said = f"{peaks}, {prediction.stopped}" if prediction.stopped else f"{peaks}; {verdict(prediction)}"
-    return said if prediction.filled is None else f"{said}; {_trials(prediction.filled)}"
+    if prediction.filled is None:
+        return said
+    free = f"all free memory, up to {format_bytes(prediction.filled)}"
+    return f"{said}; cudnn.benchmark's trials may take {free}, once, at each convolution's first call"
 
 
 def verdict(prediction: Prediction) -> str:
@@ -58,12 +61,10 @@ def verdict(prediction: Prediction) -> str:
     if prediction.limited and prediction.allowed is not None:
         return _within_the_limit(prediction, prediction.allowed)
     if highest is not None and prediction.fit is Fit.MAY_NOT_FIT:
-        deciding = [what for what in highest.bounds if what != CUDNN_TRIALS]
-        by_context = most - outside - prediction.margin
-        if deciding and by_context > 0:
+        by_context, unknown = most - outside - prediction.margin, _with_unknown(prediction)
+        if unknown and by_context > 0:
             context = f"the most of the {between(outside, most)} that the CUDA context is assumed to use"
             return f"it may not fit: it lacks {between(by_context, -least)} beside {context}"
-        unknown = f"with {' and '.join(deciding)} " if deciding else ""
         return f"it may not fit: {unknown}it lacks up to {format_bytes(-least)} {beside}"
     return f"it fits, with {between(least, left)} to spare {beside}"
 
@@ -72,16 +73,15 @@ def _within_the_limit(prediction: Prediction, allowed: int) -> str:
     """The verdict where the process may take only ``allowed`` bytes of the device."""
     of, most = f"the {format_bytes(allowed)} that this process may use", allowed - prediction.most_reserved
     if prediction.fit is Fit.MAY_NOT_FIT:
-        bounds = () if prediction.highest is None else prediction.highest.bounds
-        deciding = [what for what in bounds if what != CUDNN_TRIALS]
-        unknown = f"with {' and '.join(deciding)} " if deciding else ""
-        return f"it may not fit: {unknown}it needs up to {format_bytes(-most)} more than {of}"
+        return f"it may not fit: {_with_unknown(prediction)}it needs up to {format_bytes(-most)} more than {of}"
     return f"it fits, with {between(most, allowed - prediction.least_reserved)} to spare of {of}"
 
 
-def _trials(most: int) -> str:
-    free = f"all free memory, up to {format_bytes(most)}"
-    return f"cudnn.benchmark's trials may take {free}, once, at each convolution's first call"
+def _with_unknown(prediction: Prediction) -> str:
+    """The unknown memory that decides whether a run fits: ``with cuDNN's workspaces ``; empty if there is none."""
+    bounds = () if prediction.highest is None else prediction.highest.bounds
+    deciding = [what for what in bounds if what != CUDNN_TRIALS]
+    return f"with {' and '.join(deciding)} " if deciding else ""
 
 
 def fit_in_short(prediction: Prediction) -> tuple[str, str]:
@@ -106,9 +106,9 @@ def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = 
     if prediction.allowed is not None:
         caption += f", of which this process may use {format_bytes(prediction.allowed)}"
     caption += ", for the whole run" * (ran_on and not prediction.stopped and prediction.margin is not None)
-    lines = [*map(layout.strong, wrapped(caption, layout.width)), "", _table(prediction, layout)]
     texts = [_INSTANTS, *_bounds(prediction), *map(not_modelled, prediction.not_modelled)]
-    return "\n".join([*lines, "", *(line for text in texts for line in wrapped(text, layout.width))])
+    below = (line for text in texts for line in wrapped(text, layout.width))
+    return "\n".join([layout.heading(caption), "", _table(prediction, layout), "", *below])
 
 
 def _bounds(prediction: Prediction) -> Iterator[str]:
@@ -151,22 +151,19 @@ def _table(prediction: Prediction, layout: Layout) -> str:
     instants = [prediction.at_peak_allocated, prediction.at_peak_reserved]
     rows = [[name, *map(format_peak, sizes)] for name, sizes in _rows(instants)]
     columns = [words("", least=_NAME), number("at peak\nallocated"), number("at peak\nreserved")]
-    highest = prediction.highest
+    highest, bounds = prediction.highest, {}
     if highest is not None and highest.least_reserved is not None:
-        columns.append(number("at least"))
-        least = {
+        bounds["at least"] = {
             "allocated": prediction.at_peak_allocated.allocated,
             "reserved": prediction.least_reserved,
             "outside": prediction.at_peak_reserved.outside,
             "total": prediction.least_total,
         }
-        shown = {_SUMS[key]: format_peak(size) for key, size in least.items()}
-        rows = [[*row, shown.get(row[0], "")] for row in rows]
     if highest is not None:
-        columns.append(number("up to"))
-        sums = ("allocated", "reserved", "outside", "total")
-        most = {key: getattr(highest, key) for key in sums}
-        named = {_SUMS.get(key, key): format_peak(size) for key, size in {**highest.bounds, **most}.items()}
+        bounds["up to"] = {**highest.bounds, **{key: getattr(highest, key) for key in _SUMS}}
+    for head, sizes in bounds.items():
+        columns.append(number(head))
+        named = {_SUMS.get(key, key): format_peak(size) for key, size in sizes.items()}
         rows = [[*row, named.get(row[0], "")] for row in rows]
     return table(columns, rows, layout, strong=_TOTALS)
 

@@ -8,6 +8,7 @@ from ampmem.analysis.fit import BASELINE, ArmFit, BreakEven, FitResult, Remainin
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.plain_text import ABSENT, signed, size_beside, wrapped
+from ampmem.reporters.text.run import counted
 from ampmem.units import format_alike, format_apart, format_bytes, format_count, parse_bytes
 from ampmem.vocabulary import Arm
 
@@ -27,7 +28,7 @@ _SMALL = 0.1
 def render_fit_result(fit: FitResult, layout: Layout = PLAIN) -> str:
     """The runs as a table, then the conclusions."""
     sections = [
-        "\n".join(layout.strong(line) for line in wrapped(headline(fit), layout.width, indent="")),
+        layout.heading(headline(fit), indent=""),
         "\n".join(
             line for name, text in facts(fit) for line in wrapped(f"{name:<8}{text}", layout.width, indent=" " * 8)
         ),
@@ -48,16 +49,13 @@ def headline(fit: FitResult) -> str:
     different = [arm for arm in fit.arms if fit.same_as(arm) is None]
     different.sort(key=lambda arm: -(arm.largest_fitting or 0))
     fitting = [(arm, arm.largest_fitting) for arm in different if arm.largest_fitting is not None]
-    batch = "batch" in fit.vary.name.lower()
     if not fitting:
         return f"No value that was run surely fits on {device}."
-    said = []
-    for i, (arm, most) in enumerate(fitting):
-        value = f"{format_count(most)}{' or more' if arm.smallest_not_fitting is None else ''}"
-        if batch:
-            said.append(f"{_ARMS[arm.name]} {'' if i else 'fits a batch of '}{value}")
-        else:
-            said.append(f"{_ARMS[arm.name]} {'' if i else 'fits with '}{f'{fit.vary.name} ' * (not i)}{value}")
+    said: list[str] = []
+    what = "fits a batch of " if "batch" in fit.vary.name.lower() else f"fits with {fit.vary.name} "
+    for arm, most in fitting:
+        or_more = " or more" if arm.smallest_not_fitting is None else ""
+        said.append(f"{_ARMS[arm.name]} {'' if said else what}{format_count(most)}{or_more}")
     said += [f"{_ARMS[arm.name]} no value that was run" for arm in different if arm.largest_fitting is None]
     return f"On {device} {', '.join(said)}."
 
@@ -112,36 +110,30 @@ def remarks(fit: FitResult) -> list[str]:
 
 def what_follows(remaining: Remaining) -> str:
     """The work left, to follow a finished run: ``; left: fp32 between 48 and 64, amp above 8``; empty at the end."""
-    searched = [f"{arm} {_bounds(fits, too_large)}" for arm, (fits, too_large) in remaining.searched.items()]
+    searched = []
+    for arm, (fits, too_large) in remaining.searched.items():
+        bounds = f"above {fits}" if too_large is None else f"between {fits} and {too_large}"
+        searched.append(f"{arm} {'not run yet' if fits is None else bounds}")
     if searched:
         return f"; left: {', '.join(searched)}"
     if remaining.crossings:
         return f"; left: the value from which less is allocated than in {BASELINE}"
-    return f"; left: {remaining.runs} run{'' if remaining.runs == 1 else 's'} for the curve" if remaining.runs else ""
-
-
-def _bounds(fits: int | None, too_large: int | None) -> str:
-    if fits is None:
-        return "not run yet"
-    return f"above {fits}" if too_large is None else f"between {fits} and {too_large}"
+    return f"; left: {counted(remaining.runs, 'run')} for the curve" if remaining.runs else ""
 
 
 def _points(fit: FitResult, layout: Layout) -> str:
-    first, shown = number(fit.vary.name), sizes_of(fit)
-    alike = {arm.name: [arm.name] for arm in fit.arms if fit.same_as(arm) is None}
-    for arm in fit.arms:
-        if (other := fit.same_as(arm)) is not None:
-            alike[other.name].append(arm.name)
-    arms = [arm for arm in fit.arms if arm.name in alike]
-    groups = [
-        [number(f"{', '.join(alike[arm.name])}\nallocated"), number("\nreserved", of=", ".join(alike[arm.name]))]
-        for arm in arms
-    ]
-    names = list(map(str, fit.values))
-    tables = side_by_side(
-        first, names, groups, [[cells(arm, value, shown) for value in fit.values] for arm in arms], layout
-    )
+    first, shown, arms = number(fit.vary.name), sizes_of(fit), different_arms(fit)
+    groups = [[number(f"{name}\nallocated"), number("\nreserved", of=name)] for name in arms]
+    of_arms = [[cells(arm, value, shown) for value in fit.values] for arm in arms.values()]
+    tables = side_by_side(first, list(map(str, fit.values)), groups, of_arms, layout)
     return "\n\n".join([layout.strong("peak of each run"), *tables])
+
+
+def different_arms(fit: FitResult) -> dict[str, ArmFit]:
+    """The arms that differ, by their names and those of arms with equal peaks: ``amp, amp-nocache``."""
+    different = [arm for arm in fit.arms if fit.same_as(arm) is None]
+    alike = [[arm.name, *(other.name for other in fit.arms if fit.same_as(other) is arm)] for arm in different]
+    return {", ".join(names): arm for names, arm in zip(alike, different, strict=True)}
 
 
 def sizes_of(fit: FitResult) -> Callable[[int], str]:
@@ -157,10 +149,8 @@ def room(fit: FitResult) -> tuple[int, int] | None:
     """
     if fit.gpu.outside is None or fit.gpu.outside_at_most is None:
         return None
-    surely, at_most = fit.gpu.total - fit.gpu.outside_at_most, fit.gpu.total - fit.gpu.outside
-    return (
-        (surely, at_most) if fit.gpu.allowed is None else (min(surely, fit.gpu.allowed), min(at_most, fit.gpu.allowed))
-    )
+    limit = fit.gpu.total if fit.gpu.allowed is None else fit.gpu.allowed
+    return min(fit.gpu.total - fit.gpu.outside_at_most, limit), min(fit.gpu.total - fit.gpu.outside, limit)
 
 
 def room_in_words(fit: FitResult) -> str:
@@ -199,10 +189,8 @@ def cells(arm: ArmFit, value: int, shown: Callable[[int], str]) -> tuple[str, st
 
 
 def _listed(title: str, lines: Sequence[str], layout: Layout) -> str:
-    if not lines:
-        return ""
-    heading = map(layout.strong, wrapped(title, layout.width))
-    return "\n".join([*heading, *(part for line in lines for part in wrapped(line, layout.width))])
+    wrapped_lines = (part for line in lines for part in wrapped(line, layout.width))
+    return "\n".join([layout.heading(title), *wrapped_lines]) if lines else ""
 
 
 def _fitting(fit: FitResult, arm: ArmFit) -> str:
@@ -218,10 +206,8 @@ def _fitting(fit: FitResult, arm: ArmFit) -> str:
     if fits is None:
         said.append("no value that was run surely fits")
     largest = max(fits or 0, may or 0)
-    failing = (point.value for point in arm.points if not point.may_fit and point.value > largest)
-    too_large = min(failing, default=None)
-    shown = ", ".join(said)
-    return f"{shown}; nothing larger was run" if too_large is None else f"{shown}, {too_large} does not"
+    failing = [point.value for point in arm.points if not point.may_fit and point.value > largest]
+    return f"{', '.join(said)}{f', {min(failing)} does not' if failing else '; nothing larger was run'}"
 
 
 def _in_use(fit: FitResult, arm: ArmFit, value: int) -> str:
@@ -263,7 +249,7 @@ def _break_even(fit: FitResult, each: BreakEven) -> str:
             return f"does not allocate less at any value that was run in both ({_span(fit, each)})"
         case _:
             assert each.costs_at is not None and each.saves_at is not None
-            cost, save = _at(fit, each, each.costs_at), _at(fit, each, each.saves_at)
+            cost, save = (_at(fit, each, value) for value in (each.costs_at, each.saves_at))
             more = "as much" if each.by_value[each.costs_at] == 0 else "more"
             if each.verdict is SavingVerdict.REVERSED:
                 return f"allocates less at {shown(each.saves_at)} ({save}), but {more} at {each.costs_at} ({cost})"
@@ -281,5 +267,4 @@ def _at(fit: FitResult, each: BreakEven, value: int) -> str:
 
 def _span(fit: FitResult, each: BreakEven) -> str:
     values = list(each.by_value)
-    parts = [f"{_at(fit, each, value)} at {value}" for value in dict.fromkeys((values[0], values[-1]))]
-    return ", ".join(parts)
+    return ", ".join(f"{_at(fit, each, value)} at {value}" for value in dict.fromkeys((values[0], values[-1])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import Literal, TextIO
@@ -38,9 +39,9 @@ class Layout:
         """``line`` as a heading or a total."""
         return click.style(line, bold=True) if self.colour and line else line
 
-    def heading(self, text: str) -> str:
-        """The title of a table or a section, in as many lines as it needs."""
-        return "\n".join(map(self.strong, wrapped(text, self.width)))
+    def heading(self, text: str, *, indent: str = "  ") -> str:
+        """The title of a table or a section, in as many lines as it needs, all but the first indented."""
+        return "\n".join(map(self.strong, wrapped(text, self.width, indent=indent)))
 
     def alarm(self, line: str) -> str:
         """``line`` as a warning: the numbers cannot be trusted, or something is badly wrong."""
@@ -64,16 +65,14 @@ def layout_for(stream: TextIO | None, environment: Mapping[str, str] = os.enviro
 
     Text is coloured on a terminal only, unless NO_COLOR or TERM=dumb.
     """
-    if stream is None or not _is_terminal(stream):
-        return Layout(width=_bounded(_asked(environment)))
-    # The width of standard output, or of the stream itself if that is a file; COLUMNS comes first.
-    columns = shutil.get_terminal_size(fallback=(_columns(stream), 0)).columns
-    colour = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
-    return Layout(width=_bounded(columns), colour=colour)
-
-
-def _bounded(columns: int) -> int:
-    return min(max(columns, NARROWEST), WIDEST)
+    columns, colour = _asked(environment), False
+    with suppress(OSError, ValueError):  # the stream is closed
+        if stream is not None and stream.isatty():
+            colour = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
+            # The width of standard output, or of the stream itself if that is a file; COLUMNS comes first.
+            own = os.get_terminal_size(stream.fileno()).columns or WIDTH
+            columns = shutil.get_terminal_size(fallback=(own, 0)).columns
+    return Layout(width=min(max(columns, NARROWEST), WIDEST), colour=colour)
 
 
 def _asked(environment: Mapping[str, str]) -> int:
@@ -83,20 +82,6 @@ def _asked(environment: Mapping[str, str]) -> int:
     except ValueError:
         columns = 0
     return columns if columns > 0 else WIDTH
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    try:
-        return stream.isatty()
-    except (OSError, ValueError):  # the stream is closed
-        return False
-
-
-def _columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or WIDTH
-    except (OSError, ValueError):
-        return WIDTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,10 +174,13 @@ def _laid(
     """The lines of the head and of each row, for columns that have room."""
     widths = _shared(columns, natural_widths(columns, rows), layout.width)
     heads = _heads([column.head for column in columns])
-    sizes = list(zip(columns, widths, strict=True))
-    broken = [
-        _lines([_fitted(cell, column, width) for cell, (column, width) in zip(row, sizes, strict=True)]) for row in rows
-    ]
+    broken = []
+    for row in rows:
+        fitted = [
+            wrapped(cell, width, indent="") if column.wraps else [shorten(cell, width)]
+            for cell, column, width in zip(row, columns, widths, strict=True)
+        ]
+        broken.append([list(line) for line in zip_longest(*fitted, fillvalue="")])
     texts = [*heads, *(line for lines in broken for line in lines)]
     cells = [[filled(cell) for cell in line] for line in texts]
     # The heads are rows too: a head of tabulate's own would make its column two characters wider.
@@ -207,15 +195,6 @@ def _laid(
         mine = [next(lines) for _ in parts]
         body.append([layout.strong(line) for line in mine] if row[0] in strong else mine)
     return [*head, rule], body
-
-
-def _fitted(cell: str, column: Column, width: int) -> list[str]:
-    return wrapped(cell, width, indent="") if column.wraps else [shorten(cell, width)]
-
-
-def _lines(cells: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The lines of a row, from top to bottom."""
-    return [list(line) for line in zip_longest(*cells, fillvalue="")]
 
 
 def _heads(texts: Sequence[str]) -> list[list[str]]:
@@ -300,13 +279,8 @@ def side_by_side(
         return [first, *(column for i in chunk for column in groups[i])], rows
 
     for tables in range(1, len(groups) + 1):
-        parts = [laid(chunk) for chunk in _even(len(groups), tables)]
+        bounds = [len(groups) * i // tables for i in range(tables + 1)]
+        parts = [laid(range(start, end)) for start, end in pairwise(bounds)]
         if tables == len(groups) or all(narrowest(*part) <= layout.width for part in parts):
             return [table(*part, layout, strong=strong) for part in parts]
     return []
-
-
-def _even(count: int, parts: int) -> list[range]:
-    """The indices of ``count`` items in ``parts`` stretches of nearly equal length."""
-    bounds = [count * i // parts for i in range(parts + 1)]
-    return [range(start, end) for start, end in pairwise(bounds)]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
-from ampmem.allocator.oom import OutOfMemoryReport
-from ampmem.allocator.trace import TraceRun, WhatIf
+from ampmem.allocator.trace import WhatIf
 from ampmem.analysis.activations import savings
-from ampmem.analysis.casts import Casts, CopyCount, ParameterCasts, StepCasts
+from ampmem.analysis.casts import CopyCount, ParameterCasts, StepCasts
 from ampmem.analysis.largest import HELD_BY, MOST, LargeAllocation
 from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.ops import plain_op, result_of, user_frame
-from ampmem.analysis.summary import Step, Summary
+from ampmem.analysis.summary import Peak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
-from ampmem.analysis.timeline.timeline import ByPart
 from ampmem.names import casts_compiled, layers, layers_named, natural, of_all_layers, shape_text
-from ampmem.reporters.text.layout import Column, Layout, number, table, table_lines, words
+from ampmem.reporters.text.layout import Layout, number, table, table_lines, words
 from ampmem.reporters.text.plain_text import ABSENT, per_parameter, share, shorten, signed, size_cells, wrapped
 from ampmem.reporters.text.plain_text import columns as columns_of
 from ampmem.reporters.text.run import counted
@@ -24,11 +23,11 @@ from ampmem.units import format_bytes, format_count, format_peak
 from ampmem.vocabulary import LOW_PRECISION, SourceKind
 
 TOTAL = "total"
-_ROUNDING, ALLOCATED = "rounding", "allocated"
+ALLOCATED = "allocated"
 _NAME = 20
 """The least width of the name of a category or part."""
 
-Parts: TypeAlias = Mapping[Category, Mapping[str, int]]
+Parts: TypeAlias = Mapping[str, Mapping[str, int]]
 """The bytes of a category's parts by name, for categories that have parts."""
 
 
@@ -38,11 +37,8 @@ def render_peak(summary: Summary, layout: Layout) -> str:
     if summary.out_of_memory is not None and not last.finished and last.index == peak.step:
         return ""
     caption = f"the peak by category: step {peak.step}, in {peak.phase}"
-    parts = {
-        Category.TEMPORARIES: {f"in {phase}": size for phase, size in peak.temporaries_by_phase.items()},
-        Category.COMMUNICATION: {part.value: size for part, size in peak.communication_by_part.items()},
-    }
-    body = render_categories(peak.categories, parts, summary.parameters.known_count, layout, peak.allocated)
+    known = summary.parameters.known_count
+    body = render_categories(peak.categories, parts_of(peak), known, layout, peak.allocated)
     return f"{layout.heading(caption)}\n\n{body}"
 
 
@@ -58,15 +54,10 @@ def render_categories(
         [name, format_peak(size), share(size, total), *([per_parameter(size, parameters)] if parameters else [])]
         for name, size in [*_sizes(live, parts), (TOTAL, total)]
     ]
-    if allocated is not None:
-        rows.append([_ROUNDING, format_peak(allocated - total), *[""] * (len(rows[0]) - 2)])
-        rows.append([ALLOCATED, format_peak(allocated), *[""] * (len(rows[0]) - 2)])
-    columns = [
-        words("category", least=_NAME),
-        number("bytes"),
-        number("share"),
-        *([number("B/param", rank=1)] if parameters else []),
-    ]
+    above = [] if allocated is None else [("rounding", allocated - total), (ALLOCATED, allocated)]
+    rows += [[name, format_peak(size), *[""] * (len(rows[0]) - 2)] for name, size in above]
+    columns = [words("category", least=_NAME), number("bytes"), number("share")]
+    columns += [number("B/param", rank=1)] if parameters else []
     return table(columns, rows, layout, strong=(TOTAL, ALLOCATED))
 
 
@@ -90,15 +81,33 @@ _HEADS = ("after\nforward", "after\nbackward", "after\nupdate", "peak")
 def render_marks(step: Step, parameters: int, layout: Layout, *, casts: bool) -> str:
     """The categories at the three marks of a step and at its peak; ``casts`` says that the run was under autocast."""
     rows: list[list[str]] = []
+    parts = parts_of(step.peak)
     for key, sizes in breakdown_rows(step, casts=casts):
-        cells = [cell for size in sizes for cell in size_cells(size, parameters)]
-        rows.append([indented(key), *cells])
-        if key == Category.TEMPORARIES:
-            rows.extend(_split("in ", step.peak.temporaries_by_phase, parameters))
-        if key == Category.COMMUNICATION:
-            rows.extend(_split("", step.peak.communication_by_part, parameters))
+        rows.append([indented(key), *(cell for size in sizes for cell in size_cells(size, parameters))])
+        for part, size in parts.get(key, {}).items():
+            if size:  # only the peak's are split
+                found = size_cells(size, parameters)
+                rows.append([f"└ {part}", *[""] * (3 * len(found)), *found])
+    columns = [words("", least=_NARROW)]
+    for head in _HEADS:
+        # If there is not enough room, the peak's bytes per parameter are the last to move below.
+        beside = number("B/\nparam", rank=1 if head == _HEADS[-1] else 2, of=head)
+        columns += [number(head), *([beside] if parameters else [])]
     caption = layout.heading(f"step {step.index} at its marks, peak in {step.peak.phase}")
-    return f"{caption}\n\n{table(_columns(bool(parameters)), rows, layout, strong=(TOTAL,))}"
+    return f"{caption}\n\n{table(columns, rows, layout, strong=(TOTAL,))}"
+
+
+def parts_of(peak: Peak) -> Parts:
+    """The bytes at ``peak`` of the parts of temporaries, and of communication."""
+    return {
+        Category.TEMPORARIES: in_phases(peak.temporaries_by_phase),
+        Category.COMMUNICATION: {part.value: size for part, size in peak.communication_by_part.items()},
+    }
+
+
+def in_phases(temporaries: Mapping[str, int]) -> Mapping[str, int]:
+    """The bytes of temporaries by phase of birth, with the names of their rows."""
+    return {f"in {phase}": size for phase, size in temporaries.items()}
 
 
 def breakdown_rows(step: Step, *, casts: bool) -> Iterator[tuple[str, tuple[int | None, ...]]]:
@@ -106,10 +115,10 @@ def breakdown_rows(step: Step, *, casts: bool) -> Iterator[tuple[str, tuple[int 
     marks = step.marks
     instants = (marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories)
     for category in CATEGORIES:
-        if category == PRECISION_COPIES[0] and (casts or has_copies(instants)):
+        if category == PRECISION_COPIES[0] and (casts or any(_sums(instants, PRECISION_COPIES))):
             yield "precision_copies", _sums(instants, PRECISION_COPIES)
-        if any(live is not None and live[category] for live in instants):
-            yield category, _sums(instants, (category,))
+        if any(sizes := _sums(instants, (category,))):
+            yield category, sizes
     yield TOTAL, _sums(instants, CATEGORIES)
 
 
@@ -117,51 +126,24 @@ def _sums(instants: Sequence[Breakdown | None], categories: Sequence[Category]) 
     return tuple(None if live is None else sum(live[category] for category in categories) for live in instants)
 
 
-def has_copies(instants: Sequence[Breakdown | None]) -> bool:
-    """Whether any of ``instants`` has precision copies."""
-    return any(live is not None and live[copy] for live in instants for copy in PRECISION_COPIES)
-
-
-def _columns(known: bool) -> list[Column]:
-    """The columns; if there is not enough room, the peak's bytes per parameter are the last to move below."""
-    found = [words("", least=_NARROW)]
-    for head in _HEADS:
-        found.append(number(head))
-        if known:
-            found.append(number("B/\nparam", rank=1 if head == _HEADS[-1] else 2, of=head))
-    return found
-
-
 def indented(category: str) -> str:
     """A row that belongs to the row above: a mark, since tabulate strips leading spaces."""
     return f"└ {category}" if category in PRECISION_COPIES else str(category)
-
-
-def _split(before: str, parts: Mapping[str, int] | ByPart, parameters: int) -> Iterator[list[str]]:
-    """Rows for the parts of temporaries or communication, with ``before`` in front; only the peak's are split."""
-    for part, size in parts.items():
-        if size:
-            found = size_cells(size, parameters)
-            yield [f"└ {before}{part}", *[""] * (3 * len(found)), *found]
 
 
 def render_held(summary: Summary, layout: Layout) -> str:
     """The holders of memory that is not otherwise known; empty if no holder is known."""
     if not any(entry.holder for entry in summary.held):
         return ""
-    parts = [
-        f"{format_bytes(entry.bytes)} {_by(entry.holder)} ({counted(entry.tensors, 'tensor')})"
-        for entry in summary.held[:HOLDERS]
-    ]
+    parts = []
+    for entry in summary.held[:HOLDERS]:
+        by = "whose holder is not known" if entry.holder is None else f"held by {shorten(entry.holder, 40)}"
+        parts.append(f"{format_bytes(entry.bytes)} {by} ({counted(entry.tensors, 'tensor')})")
     rest = summary.held[HOLDERS:]
     if rest:
         parts.append(f"{format_bytes(sum(entry.bytes for entry in rest))} by {counted(len(rest), 'other')}")
     text = f"other at the end of step {summary.steps[-1].index}: {', '.join(parts)}"
     return "\n".join(wrapped(text, layout.width))
-
-
-def _by(holder: str | None) -> str:
-    return "whose holder is not known" if holder is None else f"held by {shorten(holder, 40)}"
 
 
 MODULES = 15
@@ -172,11 +154,12 @@ _MODULES_NAME, _SHORT = 24, 16
 _INDENT = 4
 
 
-def render_modules(modules: Sequence[ModuleMemory], layout: Layout) -> str:
+def render_modules(summary: Summary, layout: Layout) -> str:
     """The modules with the most bytes in the model's order, equal layers as one; empty if there are none.
 
     Layers that differ, such as the last of a checkpointed model, are next to the others, not below their parts.
     """
+    modules = summary.modules
     if not modules:
         return ""
     groups = layers(modules, what=lambda module: (module.name,), sizes=_figures)
@@ -194,7 +177,7 @@ def render_modules(modules: Sequence[ModuleMemory], layout: Layout) -> str:
         number("gradients", rank=2),
     ]
     left_out = len(modules) - sum(len(groups[i]) for i in chosen)
-    more = f"\n… and {format_count(left_out)} smaller module{'' if left_out == 1 else 's'}" if left_out else ""
+    more = f"\n… and {counted(left_out, 'smaller module')}" if left_out else ""
     return f"{layout.strong('modules')}\n\n{table(columns, rows, layout)}{more}"
 
 
@@ -213,14 +196,13 @@ def render_largest(summary: Summary, layout: Layout) -> str:
         top, when = ended.largest, f"the failure ({ended.where}, {format_bytes(sum(ended.alive.values()))})"
     else:
         top, when = summary.top, f"the peak (step {summary.peak.step}, {format_peak(summary.peak.said)})"
-    groups = layers(top, what=_what, sizes=lambda item: (item.bytes,))
-    shown = sorted(groups, key=lambda group: -_largest(group))[:ALLOCATIONS]
+    groups = layers(top, what=_alike, sizes=lambda item: (item.bytes,))
+    shown = sorted(groups, key=lambda group: -max(item.bytes for item in group))[:ALLOCATIONS]
     if not shown:
         return ""
     # The summary's list ends with these: there may be more like them.
     last = top[-1] if len(top) >= MOST else None
     rows = [_row(group, more=last is not None and last in group) for group in shown]
-    several = any(len(group) > 1 for group in shown)
     columns = [
         number("bytes"),
         number("total"),
@@ -229,36 +211,30 @@ def render_largest(summary: Summary, layout: Layout) -> str:
         words("module", least=_SHORT, rank=2),
         words("op", least=_SHORT, rank=3),
     ]
-    kept = [i for i in range(len(columns)) if i != 1 or several]
-    lines, body = table_lines([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], layout)
+    if all(len(group) == 1 for group in shown):  # each total is the size itself
+        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
+    lines, body = table_lines(columns, rows, layout)
     # A frame is wider than any column could be, so it has a line of its own.
     for row, group in zip(body, shown, strict=True):
         lines += [*row, *_below(group[0], layout)]
     return "\n".join([layout.heading(f"largest allocations at {when}"), "", *lines])
 
 
-def _what(item: LargeAllocation) -> tuple[str | None, ...]:
+def _alike(item: LargeAllocation) -> tuple[str | None, ...]:
     """What equal layers share except for their numbers; the line is the same too."""
     return item.name, item.module, item.op, item.category, item.dtype, user_frame(item.stack)
 
 
-def _largest(group: Sequence[LargeAllocation]) -> int:
-    return max(item.bytes for item in group)
-
-
 def _row(group: Sequence[LargeAllocation], *, more: bool) -> list[str]:
     """The row of a group; ``more`` says that there may be others like these."""
-
-    def named(names: Sequence[str | None]) -> str:
-        known = [name for name in names if name]
-        return layers_named(known, more=more) if known else ABSENT
-
     names, modules = [_name(item) for item in group], [item.module for item in group]
     # The number is in one place only.
     module = ABSENT if modules[0] is None else modules[0] if len(set(modules)) == 1 else of_all_layers(modules[0])
-    sizes = format_bytes(_largest(group)), format_bytes(sum(item.bytes for item in group))
-    said = named(names) if names[0] else ABSENT if len(group) == 1 else f"{ABSENT} ({format_count(len(group))})"
-    return [*sizes, str(group[0].category), said, module, group[0].op or ABSENT]
+    sizes = format_bytes(max(item.bytes for item in group)), format_bytes(sum(item.bytes for item in group))
+    name = ABSENT if len(group) == 1 else f"{ABSENT} ({format_count(len(group))})"
+    if names[0]:
+        name = layers_named([name for name in names if name], more=more)
+    return [*sizes, str(group[0].category), name, module, group[0].op or ABSENT]
 
 
 def _name(item: LargeAllocation) -> str | None:
@@ -322,20 +298,14 @@ def render_activations(summary: Summary, layout: Layout) -> str:
         number("bytes"),
         number("share"),
     ]
-    text = table(columns, rows, layout)
     left_out = len(pairs) - len(rows)
-    more = f"\n… and {format_count(left_out)} smaller group{'s' if left_out > 1 else ''}" if left_out else ""
+    more = f"\n… and {counted(left_out, 'smaller group')}" if left_out else ""
     when = "at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out"
-    caption = f"activations {when}, {format_bytes(total)}: {_types(low, unknown, total)}"
-    return f"{layout.heading(caption)}\n\n{text}{more}"
-
-
-def _types(low: int, unknown: int, total: int) -> str:
-    """The share in low precision, as far as the types are known."""
-    if unknown == total:
-        return "their types are unknown"
-    known = f"{share(low, total)} are in low precision"
-    return f"{known}, the type of {share(unknown, total)} is unknown" if unknown else known
+    types = f"{share(low, total)} are in low precision"
+    types += f", the type of {share(unknown, total)} is unknown" if unknown else ""
+    types = "their types are unknown" if unknown == total else types
+    caption = f"activations {when}, {format_bytes(total)}: {types}"
+    return f"{layout.heading(caption)}\n\n{table(columns, rows, layout)}{more}"
 
 
 PARAMETERS = 20
@@ -352,38 +322,27 @@ def render_casts(summary: Summary, layout: Layout) -> str:
     """
     casts = summary.casts
     if not casts.copies:
-        return (
-            f"cast copies: none{' was seen; casts inside compiled code cannot be seen' * casts_compiled(summary.notes)}"
-        )
+        unseen = " was seen; casts inside compiled code cannot be seen"
+        return f"cast copies: none{unseen * casts_compiled(summary.notes)}"
     seen = summary.source is not SourceKind.SNAPSHOT
-    parts = [_caption(casts, layout, uses=seen), _made(casts.steps, layout, uses=seen)]
-    parts += [_held(casts.steps, layout, all_holders=seen), _parameters(casts.by_parameter, layout, uses=seen)]
-    return "\n\n".join(parts)
-
-
-def _caption(casts: Casts, layout: Layout, *, uses: bool) -> str:
-    served = f"; {format_count(casts.cache_hits or 0)} cache hits" if uses else ""
-    text = (
+    served = f"; {format_count(casts.cache_hits or 0)} cache hits" if seen else ""
+    caption = layout.heading(
         f"cast copies: {format_count(casts.copies)} made, {format_bytes(casts.bytes)}{served}; "
         f"at most {format_bytes(casts.peak_bytes)} at once"
     )
-    return layout.heading(text)
+    made = _made(casts.steps, layout, uses=seen)
+    held, parameters = _held(casts.steps, layout, all_holders=seen), _parameters(casts.by_parameter, layout, uses=seen)
+    return "\n\n".join([caption, made, held, parameters])
 
 
 def _made(steps: Sequence[StepCasts], layout: Layout, *, uses: bool) -> str:
-    rows = [
-        [
-            str(step.index),
-            phase,
-            format_count(made.copies),
-            format_bytes(made.bytes),
-            *([format_count(made.cache_hits or 0)] if uses else []),
-        ]
-        for step in steps
-        for phase, made in step.phases.items()
-    ]
     columns = [number("step"), words("made in"), number("copies"), number("bytes")]
-    return table([*columns, *([number("cache hits")] if uses else [])], rows, layout)
+    columns += [number("cache hits")] if uses else []
+    rows = []
+    for index, phase, made in ((step.index, *each) for step in steps for each in step.phases.items()):
+        hits = [format_count(made.cache_hits or 0)] if uses else []
+        rows.append([str(index), phase, format_count(made.copies), format_bytes(made.bytes), *hits])
+    return table(columns, rows, layout)
 
 
 def _held(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> str:
@@ -391,20 +350,13 @@ def _held(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> s
     rows = []
     for step in steps:
         held = step.after_forward
-        holders = [ABSENT] * 4 if held is None else [_count(held.cache), _count(held.autograd), _count(held.both)]
-        if held is not None:
-            holders.append(_count(held.neither))
-        if not all_holders:  # the cache may have had copies that it was not seen to release
-            holders = holders[:1]
+        counts = [None] * 4 if held is None else [held.cache, held.autograd, held.both, held.neither]
+        # The cache may have had copies that it was not seen to release.
+        holders = map(_count, counts if all_holders else counts[:1])
         rows.append([str(step.index), *holders, format_bytes(step.peak_bytes), _count(step.surviving)])
     others = [number("by\nautograd"), number("by\nboth"), number("by\nneither", rank=2)]
-    columns = [
-        number("step"),
-        number("held by the\ncache"),
-        *(others if all_holders else []),
-        number("peak", rank=1),
-        number("alive at\nstep end", rank=3),
-    ]
+    columns = [number("step"), number("held by the\ncache"), *(others if all_holders else [])]
+    columns += [number("peak", rank=1), number("alive at\nstep end", rank=3)]
     caption = layout.heading("who holds the copies at the end of forward")
     return f"{caption}\n\n{table(columns, rows, layout)}{_kinds(steps, layout)}"
 
@@ -434,29 +386,19 @@ def parameters_in_layers(parameters: Sequence[ParameterCasts]) -> list[tuple[int
     """The number of parameters in each row and their copies, equal layers together; the most bytes first."""
 
     def counts(item: ParameterCasts) -> tuple[int, ...]:
-        return (item.bytes, item.copies, *_uses_and_holders(item))
+        return tuple(getattr(item, key) or 0 for key in _COUNTS)
 
     groups = layers(parameters, what=lambda item: (item.name,), sizes=counts)
     found = []
     for group in groups:
-        size, copies, hits, cache, autograd, both = map(sum, zip(*map(counts, group), strict=True))
-        together = ParameterCasts(
-            name=layers_named([item.name for item in group]),
-            copies=copies,
-            bytes=size,
-            cache_hits=None if group[0].cache_hits is None else hits,
-            held_by_cache=None if group[0].held_by_cache is None else cache,
-            held_by_autograd=None if group[0].held_by_autograd is None else autograd,
-            held_by_both=None if group[0].held_by_both is None else both,
-        )
-        found.append((len(group), together))
+        sums = dict(zip(_COUNTS, map(sum, zip(*map(counts, group), strict=True)), strict=True))
+        known = {key: size for key, size in sums.items() if getattr(group[0], key) is not None}
+        found.append((len(group), replace(group[0], name=layers_named([item.name for item in group]), **known)))
     return sorted(found, key=lambda each: (-each[1].bytes, natural(each[1].name)))
 
 
-def _uses_and_holders(item: ParameterCasts) -> tuple[int, ...]:
-    """The uses and holders; unknown ones count as 0 and are not shown."""
-    found = item.cache_hits, item.held_by_cache, item.held_by_autograd, item.held_by_both
-    return tuple(each or 0 for each in found)
+_USES_AND_HOLDERS = ("cache_hits", "held_by_cache", "held_by_autograd", "held_by_both")
+_COUNTS = ("bytes", "copies", *_USES_AND_HOLDERS)
 
 
 def _parameters(parameters: Sequence[ParameterCasts], layout: Layout, *, uses: bool) -> str:
@@ -465,7 +407,7 @@ def _parameters(parameters: Sequence[ParameterCasts], layout: Layout, *, uses: b
         [
             item.name,
             format_count(item.copies),
-            *(map(format_count, _uses_and_holders(item)) if uses else ()),
+            *(format_count(getattr(item, key) or 0) for key in _USES_AND_HOLDERS if uses),
             format_bytes(item.bytes),
         ]
         for _, item in groups[:PARAMETERS]
@@ -476,12 +418,7 @@ def _parameters(parameters: Sequence[ParameterCasts], layout: Layout, *, uses: b
         number("autograd\nonly", rank=3),
         number("both", rank=2),
     ]
-    columns = [
-        words("parameter", least=_CASTS_NAME),
-        number("copies"),
-        *(of_uses if uses else []),
-        number("bytes"),
-    ]
+    columns = [words("parameter", least=_CASTS_NAME), number("copies"), *(of_uses if uses else []), number("bytes")]
     left_out = sum(count for count, _ in groups[PARAMETERS:])
     more = f"\n… and {format_count(left_out)} parameters with fewer bytes" if left_out else ""
     return table(columns, rows, layout) + more
@@ -495,20 +432,10 @@ _HOW = (
 
 def render_what_if(found: Sequence[tuple[str, WhatIf]], layout: Layout) -> str:
     """One row per setting: the peak of reserved memory with the default settings, and with that one."""
-    rows = [
-        [
-            setting,
-            format_bytes(each.before.counters.reserved_peak),
-            _after(each.after),
-            signed(each.after.counters.reserved_peak - each.before.counters.reserved_peak),
-        ]
-        for setting, each in found
-    ]
+    rows = []
+    for setting, each in found:
+        before, peak = each.before.counters.reserved_peak, each.after.counters.reserved_peak
+        after = format_bytes(peak) if each.after.out_of_memory is None else "out of memory"
+        rows.append([setting, format_bytes(before), after, signed(peak - before)])
     columns = [words("setting", least=12), number("peak reserved"), number("with it"), number("difference")]
-    said = wrapped(_HOW, layout.width, indent="")
-    return "\n".join([table(columns, rows, layout), "", *said])
-
-
-def _after(run: TraceRun) -> str:
-    failure: OutOfMemoryReport | None = run.out_of_memory
-    return format_bytes(run.counters.reserved_peak) if failure is None else "out of memory"
+    return "\n".join([table(columns, rows, layout), "", *wrapped(_HOW, layout.width, indent="")])

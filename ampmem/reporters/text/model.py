@@ -5,17 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampmem.analysis.static_model.recipes import (
-    COMPONENTS,
-    PUBLISHED,
-    TOLERANCE,
-    FormulaMatch,
-    Measured,
-    Published,
-    Recipe,
-    match_published,
-    match_recipe,
-)
+from ampmem.analysis.static_model.recipes import COMPONENTS, PUBLISHED, TOLERANCE, Measured, Published, Recipe, match
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
 from ampmem.reporters.text.plain_text import AT_MARK, per_parameter, shorten
@@ -42,9 +32,9 @@ def render_recipes(
         *([_measurement(measured, layout)] if measured else []),
         _recipes(recipes, parameters, layout),
         _recipes_in_bytes(recipes, parameters, layout),
-        _published(PUBLISHED.values(), parameters, layout),
-        *([_matches(recipes, PUBLISHED.values(), measured, layout)] if measured else []),
-        _sources(PUBLISHED.values(), layout),
+        _published(parameters, layout),
+        *([_matches([*recipes, *PUBLISHED.values()], measured, layout)] if measured else []),
+        _sources(layout),
     ]
     return "\n\n".join(sections)
 
@@ -56,7 +46,7 @@ def render_recipe(recipe: Recipe, parameters: int, measured: Measured | None = N
         f"{name}\n{_head(recipe, parameters, layout)}",
         *([_measurement(measured, layout)] if measured else []),
         _terms(recipe, parameters, layout),
-        *([_matches([recipe], [], measured, layout)] if measured else []),
+        *([_matches([recipe], measured, layout)] if measured else []),
         "\n".join(_wrap(f"source: {source}", layout) for source in (recipe.precision.source, recipe.optimizer.source)),
     ]
     return "\n\n".join(sections)
@@ -68,9 +58,8 @@ def note(text: str, layout: Layout = PLAIN) -> str:
 
 
 def _head(recipe: Recipe, parameters: int, layout: Layout) -> str:
-    optimizer = recipe.optimizer
-    states = ", ".join(state.name for state in optimizer.states) or "no state"
-    kept = _line("optimizer", f"{optimizer.title}: {states}", layout)
+    states = ", ".join(state.name for state in recipe.optimizer.states) or "no state"
+    kept = _line("optimizer", f"{recipe.optimizer.title}: {states}", layout)
     return f"{_line('parameters', format_count(parameters), layout)}\n{kept}"
 
 
@@ -83,21 +72,19 @@ def _recipes(recipes: Sequence[Recipe], parameters: int, layout: Layout) -> str:
         [
             recipe.precision.key,
             *(_part(recipe, component) for component in COMPONENTS),
-            _number(recipe.static),
-            _size(recipe.static, parameters),
+            *_in_both(recipe.total, parameters),
         ]
         for recipe in recipes
     ]
-    columns = [
-        words("recipe, bytes\nper parameter", least=_NAME),
-        *map(number, _HEADERS),
-        number("total"),
-        number("bytes", rank=1),
-    ]
-    text = table(columns, rows, layout)
-    if any(recipe.precision.transient_casts for recipe in recipes):
-        text += "\n" + _wrap(_TRANSIENT, layout)
-    return text + _small_state(recipes[0], layout)
+    sums = [number("total"), number("bytes", rank=1)]
+    columns = [words("recipe, bytes\nper parameter", least=_NAME), *map(number, _HEADERS), *sums]
+    return table(columns, rows, layout) + _below(recipes, layout)
+
+
+def _below(recipes: Sequence[Recipe], layout: Layout) -> str:
+    """The notes below a table of ``recipes``, which share an optimizer."""
+    transient = any(recipe.precision.transient_casts for recipe in recipes)
+    return (f"\n{_wrap(_TRANSIENT, layout)}" if transient else "") + _small_state(recipes[0], layout)
 
 
 def _small_state(recipe: Recipe, layout: Layout) -> str:
@@ -117,8 +104,11 @@ def _recipes_in_bytes(recipes: Sequence[Recipe], parameters: int, layout: Layout
     rows = [
         [
             recipe.precision.key,
-            *(_component(recipe, component, parameters) for component in COMPONENTS),
-            _size(recipe.static, parameters),
+            *(
+                _size(size, parameters) + _mark(recipe, component) if (size := recipe.components[component]) else "0"
+                for component in COMPONENTS
+            ),
+            _size(recipe.total, parameters),
         ]
         for recipe in recipes
     ]
@@ -126,13 +116,8 @@ def _recipes_in_bytes(recipes: Sequence[Recipe], parameters: int, layout: Layout
     return table(columns, rows, layout)
 
 
-def _component(recipe: Recipe, component: Category, parameters: int) -> str:
-    size = recipe.components[component]
-    return _size(size, parameters) + _mark(recipe, component) if size else "0"
-
-
 def _part(recipe: Recipe, component: Category) -> str:
-    return _number(recipe.components[component]) + _mark(recipe, component)
+    return f"{recipe.components[component]:.2f}{_mark(recipe, component)}"
 
 
 def _mark(recipe: Recipe, component: Category) -> str:
@@ -140,20 +125,15 @@ def _mark(recipe: Recipe, component: Category) -> str:
     return "*" if component == Category.CAST_COPIES and recipe.precision.transient_casts else ""
 
 
-def _published(formulas: Iterable[Published], parameters: int, layout: Layout) -> str:
-    """A row for each formula, and under it what it counts, which is too long for a column."""
-    shown = list(formulas)
-    rows = [[formula.key, _number(formula.total), _size(formula.total, parameters)] for formula in shown]
+def _published(parameters: int, layout: Layout) -> str:
+    """A row for each published formula, and under it what it counts, which is too long for a column."""
+    rows = [[formula.key, *_in_both(formula.total, parameters)] for formula in PUBLISHED.values()]
     columns = [words("published, with Adam", least=_NAME), number("B/param"), number("bytes")]
     lines, body = table_lines(columns, rows, layout)
-    for row, formula in zip(body, shown, strict=True):
-        lines += [*row, _wrap(f"{_sum(formula)}. {formula.counts}", layout, "  ", hang="")]
+    for row, formula in zip(body, PUBLISHED.values(), strict=True):
+        parts = [f"{size:g} {component.replace('_', ' ')}" for component, size in formula.components.items() if size]
+        lines += [*row, _wrap(f"{' + '.join(parts)}. {formula.counts}", layout, "  ", hang="")]
     return "\n".join(lines)
-
-
-def _sum(formula: Published) -> str:
-    parts = [f"{size:g} {component.replace('_', ' ')}" for component, size in formula.components.items() if size]
-    return " + ".join(parts)
 
 
 def _terms(recipe: Recipe, parameters: int, layout: Layout) -> str:
@@ -161,17 +141,11 @@ def _terms(recipe: Recipe, parameters: int, layout: Layout) -> str:
         [component, _part(recipe, component), _size(recipe.components[component], parameters), _why(recipe, component)]
         for component in COMPONENTS
     ]
-    rows.append(
-        [_TOTAL, _number(recipe.static), _size(recipe.static, parameters), "alive after backward, without casts"]
-    )
+    rows.append([_TOTAL, *_in_both(recipe.total, parameters), "alive after backward, without casts"])
     if recipe.precision.transient_casts:
-        rows.append(
-            ["with casts", _number(recipe.peak), _size(recipe.peak, parameters), "until backward has used every copy"]
-        )
+        rows.append(["with casts", *_in_both(recipe.peak, parameters), "until backward has used every copy"])
     columns = [words("component"), number("B/param"), number("bytes", rank=1), words("terms", least=_TERMS, wraps=True)]
-    text = table(columns, rows, layout, strong=(_TOTAL,))
-    text += f"\n{_wrap(_TRANSIENT, layout)}" if recipe.precision.transient_casts else ""
-    return text + _small_state(recipe, layout)
+    return table(columns, rows, layout, strong=(_TOTAL,)) + _below([recipe], layout)
 
 
 def _why(recipe: Recipe, component: Category) -> str:
@@ -214,31 +188,31 @@ def _cells(sizes: Iterable[int], measured: Measured) -> list[str]:
     return [text for size in sizes for text in (format_bytes(size), per_parameter(size, measured.parameters))]
 
 
-def _matches(recipes: Iterable[Recipe], formulas: Iterable[Published], measured: Measured, layout: Layout) -> str:
-    checked = [(recipe.precision.key, match_recipe(recipe, measured)) for recipe in recipes]
-    checked += [(formula.key, match_published(formula, measured)) for formula in formulas]
-    found = [_wrap(f"{key:<31}{_verdict(match)}", layout, "  ") for key, match in checked if match.total or match.split]
+def _matches(formulas: Iterable[Recipe | Published], measured: Measured, layout: Layout) -> str:
+    lines = []
+    for formula in formulas:
+        key, found = formula.precision.key if isinstance(formula, Recipe) else formula.key, match(formula, measured)
+        verdict = "split matches, total does not: it is not the sum of its parts"
+        if found.total:
+            verdict = f"total matches, split {'matches' if found.split else 'does not: right for the wrong reason'}"
+        if found.total or found.split:
+            lines.append(_wrap(f"{key:<31}{verdict}", layout, "  "))
     total = per_parameter(measured.static_bytes, measured.parameters)
     intro = f"what agrees with this run's {total} bytes per parameter, within {TOLERANCE:.0%}:"
-    return "\n".join([layout.strong(_wrap(intro, layout)), *(found or ["  nothing"])])
+    return "\n".join([layout.strong(_wrap(intro, layout)), *(lines or ["  nothing"])])
 
 
-def _verdict(match: FormulaMatch) -> str:
-    if match.total:
-        return f"total matches, split {'matches' if match.split else 'does not: right for the wrong reason'}"
-    return "split matches, total does not: it is not the sum of its parts"
-
-
-def _sources(formulas: Iterable[Published], layout: Layout) -> str:
+def _sources(layout: Layout) -> str:
     keys: dict[str, list[str]] = {}
-    for formula in formulas:
+    for formula in PUBLISHED.values():
         keys.setdefault(formula.source, []).append(formula.key)
     found = [_wrap(f"{', '.join(names)}: {source}", layout, "  ") for source, names in keys.items()]
     return "\n".join([layout.strong("sources"), *found])
 
 
-def _number(size: float) -> str:
-    return f"{size:.2f}"
+def _in_both(per_param: float, parameters: int) -> list[str]:
+    """The cells for bytes per parameter, and for the bytes of all ``parameters``."""
+    return [f"{per_param:.2f}", _size(per_param, parameters)]
 
 
 def _size(per_param: float, parameters: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ampmem.analysis.findings.base import Remedy, remedies
 from ampmem.analysis.largest import MOST, LargeAllocation
@@ -14,7 +15,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.names import layers, of_all_layers, shape_text
 from ampmem.reporters.text.answer import asked, asked_by, device, free_blocks, lacking, left, to_come
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.memory import render_categories
+from ampmem.reporters.text.memory import Parts, in_phases, render_categories
 from ampmem.reporters.text.plain_text import ABSENT, command_lines, wrapped
 from ampmem.units import format_bytes, format_count
 
@@ -44,49 +45,59 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
     if oom is None:
         return ""
     lines = list(map(layout.alarm, wrapped(headline(oom), layout.width)))
-    for key, texts in _rows(oom, summary):
+    facts = [(key, [text]) for key, text in request_facts(oom, summary)]
+    facts.insert(sum(key in ("request", "missing", "by") for key, _ in facts), ("at", user_frames(oom.stack)[-FRAMES:]))
+    found = remedies(oom, summary.findings)
+    facts.append(("to change", [_change(remedy) for remedy in found if remedy.bytes is not None]))
+    facts.append(("may help", [_change(remedy) for remedy in found if remedy.bytes is None]))
+    for key, texts in facts:
         shown = [line for text in texts for line in wrapped(text, layout.width - _KEY)]
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
-    parts = {Category.TEMPORARIES: {f"in {phase}": size for phase, size in oom.temporaries_by_phase.items()}}
+    parts: Parts = {Category.TEMPORARIES: in_phases(oom.temporaries_by_phase)}
     alive = render_categories(oom.alive, parts, parameters_then(summary.parameters, oom), layout)
     lines += ["", layout.strong("alive when the request failed"), "", alive]
     if oom.largest:
         lines += ["", layout.strong("the largest tensors at that instant"), "", _largest(oom.largest, layout)]
     if commands := next_lines(oom):
-        lines += ["", layout.strong("to run next"), "", *(line for each in commands for line in _command(each, layout))]
+        lines += ["", layout.strong("to run next"), ""]
+    for each in commands:
+        lines += (wrapped if each in (_HOW_TO_FIT, _RAISE_THE_LIMIT) else command_lines)(each, layout.width)
     return "\n".join(lines)
 
 
-def _command(line: str, layout: Layout) -> Sequence[str]:
-    if line in (_HOW_TO_FIT, _RAISE_THE_LIMIT):
-        return wrapped(line, layout.width)
-    return command_lines(line, layout.width)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargeTensorRow:
+    """Equal tensors among the largest: ``bytes`` of each; ``kind`` is their type and shape, as far as known.
 
-
-def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int, str, str, str, str]]:
-    """The largest tensors: bytes of each, their number, type with shape, category, name and module.
-
-    Equal layers are one row.
+    ``name`` has the module, too.
     """
-    groups = layers(found, what=_what, sizes=lambda item: (item.bytes,))
+
+    bytes: int
+    count: str
+    kind: str
+    category: str
+    name: str
+
+
+def largest_rows(found: Sequence[LargeAllocation], limit: int) -> tuple[LargeTensorRow, ...]:
+    """The largest tensors, equal layers in one row."""
+    groups = layers(
+        found,
+        what=lambda item: (item.name, item.module, item.op, item.category, _kind(item)),
+        sizes=lambda item: (item.bytes,),
+    )
     last = found[-1] if len(found) >= MOST else None  # there may be more like the last one
-    sizes = [max(item.bytes for item in group) for group in groups]
-    order = sorted(range(len(groups)), key=lambda i: -sizes[i])[:limit]
-    return [
-        (
-            sizes[i],
-            f"{format_count(len(groups[i]))}{' or more' if last in groups[i] else ''}",
-            _kind(groups[i][0]),
-            str(groups[i][0].category),
-            _called(groups[i]),
+    rows = [
+        LargeTensorRow(
+            bytes=max(item.bytes for item in group),
+            count=f"{format_count(len(group))}{' or more' if last in group else ''}",
+            kind=_kind(group[0]),
+            category=str(group[0].category),
+            name=_called(group),
         )
-        for i in order
+        for group in groups
     ]
-
-
-def _what(item: LargeAllocation) -> tuple[str | None, ...]:
-    """What equal tensors share except for the numbers of their layers."""
-    return item.name, item.module, item.op, item.category, _kind(item)
+    return tuple(sorted(rows, key=lambda row: -row.bytes)[:limit])
 
 
 def _kind(item: LargeAllocation) -> str:
@@ -105,8 +116,8 @@ def _called(group: Sequence[LargeAllocation]) -> str:
 
 def _largest(found: Sequence[LargeAllocation], layout: Layout) -> str:
     rows = [
-        [format_bytes(size), count, kind or ABSENT, category, name or ABSENT]
-        for size, count, kind, category, name in largest_rows(found, _LARGEST)
+        [format_bytes(row.bytes), row.count, row.kind or ABSENT, row.category, row.name or ABSENT]
+        for row in largest_rows(found, _LARGEST)
     ]
     columns = [
         number("bytes each"),
@@ -154,34 +165,26 @@ def parameters_then(parameters: Parameters, oom: FailedRequest) -> int:
     return parameters.known_count if there is None else min(there, parameters.known_count)
 
 
-def being_moved(parameters: Parameters, oom: FailedRequest) -> str:
-    """How many of the parameters were on the device; empty if all were, or if unknown."""
-    there, count = oom.parameters_there, parameters.known_count
-    if there is None or not there < count:
-        return ""
-    return f"{format_count(there)} of {format_count(count)} were on the device by then; B/param counts only these"
-
-
-def _rows(oom: FailedRequest, summary: Summary) -> list[tuple[str, Sequence[str]]]:
-    found = remedies(oom, summary.findings)
-    moved = being_moved(summary.parameters, oom)
-    rows: list[tuple[str, Sequence[str]]] = [
-        ("request", [asked(oom)]),
-        ("missing", [text for text in (lacking(oom),) if text]),
-        ("by", [text for text in (asked_by(oom),) if text]),
-        ("at", user_frames(oom.stack)[-FRAMES:]),
-        ("device", [device(oom)]),
-        ("cached", [f"{format_bytes(oom.cached)}: {oom.explanation}"]),
-        ("free blocks", [f"largest: {free_blocks(oom)}"]),
-        ("parameters", [moved] if moved else []),
-        ("other", [MADE_LATER] if oom.later and oom.alive[Category.OTHER] else []),
-        ("to come", [text for text in (to_come(oom),) if text]),
-        ("to change", [_change(remedy) for remedy in found if remedy.bytes is not None]),
-        ("may help", [_change(remedy) for remedy in found if remedy.bytes is None]),
-    ]
-    if oom.residual_bytes:
-        rows.append(("residual", [f"{format_bytes(oom.residual_bytes)} between the categories and the allocator"]))
-    return rows
+def request_facts(oom: FailedRequest, summary: Summary) -> list[tuple[str, str]]:
+    """What is known of the failed request, each fact with its key."""
+    there, count = oom.parameters_there, summary.parameters.known_count
+    moved = ""  # all parameters were there, or it is not known
+    if there is not None and there < count:
+        moved = f"{format_count(there)} of {format_count(count)} were on the device by then; B/param counts only these"
+    rounded = f"{format_bytes(oom.residual_bytes)} between the categories and the allocator"
+    facts = {
+        "request": asked(oom),
+        "missing": lacking(oom),
+        "by": asked_by(oom),
+        "device": device(oom),
+        "cached": f"{format_bytes(oom.cached)}: {oom.explanation}",
+        "free blocks": f"largest: {free_blocks(oom)}",
+        "parameters": moved,
+        "other": MADE_LATER if oom.later and oom.alive[Category.OTHER] else "",
+        "to come": to_come(oom),
+        "residual": rounded if oom.residual_bytes else "",
+    }
+    return [(key, text) for key, text in facts.items() if text]
 
 
 def _change(remedy: Remedy) -> str:

@@ -17,7 +17,6 @@ from ampmem.analysis.ranks.ranks import (
     Alike,
     CategorySpread,
     Circumstance,
-    Contrast,
     Excess,
     GroupKind,
     Job,
@@ -47,8 +46,8 @@ from ampmem.reporters.text.answer import (
 )
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, narrowest, number, side_by_side, table, words
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
-from ampmem.reporters.text.run import arm_in_words, keyed, render_next, warning_lines
+from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped
+from ampmem.reporters.text.run import arm_in_words, counted, describe_device, keyed, render_next, warning_lines
 from ampmem.units import format_bytes, format_count, format_peak, peaks_close
 from ampmem.vocabulary import SourceKind
 
@@ -108,16 +107,15 @@ def ranks_wording(ranks: Ranks) -> Wording:
         )
     if ranks.launches:
         return Wording(headline="No verdict on one job", why="these are ranks of several launches, see the warning")
-    said = _compared(ranks)
+    compared, count, size = _compared(ranks), len(ranks.compared), ranks.job.world_size
     short = [rank for rank in ranks.ranks if rank.out_of_memory is not None]
     if short:
         first = max(short, key=lambda rank: rank.out_of_memory or 0)
         more = f", as did {ranks_named([rank.rank for rank in short if rank is not first])}" if len(short) > 1 else ""
-        headline = (
-            f"Rank {first.rank} of {ranks.job.world_size} ran out of memory at {format_bytes(first.out_of_memory)}"
-        )
-        return Wording(headline=f"{headline}{more}", more=(said.text,))
-    return replace(said, more=(*said.more, *_larger(ranks), *_count(ranks)))
+        where = f"at {format_bytes(first.out_of_memory)}"
+        return Wording(headline=f"Rank {first.rank} of {size} ran out of memory {where}{more}", more=(compared.text,))
+    few = [f"{count} of the {size} ranks are compared."] if 1 < count != size else []
+    return replace(compared, more=(*compared.more, *_larger(ranks), *few))
 
 
 def _compared(ranks: Ranks) -> Wording:
@@ -128,23 +126,21 @@ def _compared(ranks: Ranks) -> Wording:
         only = f"Only rank {ranks.worst.rank} of {ranks.job.world_size} can be shown, and nothing can be compared"
         return Wording(headline=f"{only}: its peak is {format_peak(ranks.worst.bytes)}, {_when(ranks)}")
     if len(ranks.alike) == 1:
-        return Wording(headline=_all_alike(ranks, ranks.worst), why=_made_of(ranks, ranks.worst))
+        peak, within = ranks.rank(ranks.worst.rank).peak, ranks.alike[0].within
+        assert peak is not None
+        who = every_rank(ranks) or f"The {len(ranks.compared)} ranks that are compared"
+        same = f"the same within {format_bytes(within)}" if within else "the same"
+        headline = f"{who} need {same}, {format_peak(ranks.worst.bytes)} at the peak, {_when(ranks)}"
+        return Wording(headline=headline, why=made_of(peak.categories, peak.bytes))
     return _of_worst(ranks, ranks.worst, next(each for each in ranks.alike if ranks.worst.rank in each.ranks))
 
 
-def _all_alike(ranks: Ranks, worst: Worst) -> str:
-    count, within = len(ranks.compared), ranks.alike[0].within
-    every = "Both ranks" if count == 2 else f"All {count} ranks"
-    who = every if count == ranks.job.world_size else f"The {count} ranks that are compared"
-    same = f"the same within {format_bytes(within)}" if within else "the same"
-    return f"{who} need {same}, {format_peak(worst.bytes)} at the peak, {_when(ranks)}"
-
-
-def _made_of(ranks: Ranks, worst: Worst) -> str:
-    peak = ranks.rank(worst.rank).peak
-    assert peak is not None
-    parts = [(category, size) for category, size in peak.categories.items() if size]
-    return made_of(sorted(parts, key=lambda part: -part[1]), peak.bytes)
+def every_rank(ranks: Ranks) -> str:
+    """``Both ranks``, ``All 8 ranks``; empty if not all are compared."""
+    count = len(ranks.compared)
+    if count != ranks.job.world_size:
+        return ""
+    return "Both ranks" if count == 2 else f"All {format_count(count)} ranks"
 
 
 def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
@@ -160,33 +156,21 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
         others = f"{format_bytes(excess.bytes)} less" if mine == others else others
         sizes = f"{mine} on {ranks_named(alike.ranks)} and {others} on {other}"
         headline = f"The ranks hardly differ at their peaks, {_when(ranks)}: {sizes}"
-        return Wording(headline=headline, more=_and_why(worst, excess))
+        # A category of one may make up for another.
+        differ = any(abs(part.bytes) >= NO_DIFFERENCE * worst.bytes for part in excess.parts)
+        but = (f"But rank {worst.rank} has {_parts(excess)}.", *_beside(worst, excess))
+        return Wording(headline=headline, more=but if differ else ())
     one = len(alike.ranks) == 1
     headline = (
         f"{capital(ranks_named(alike.ranks))} of {ranks.job.world_size} {'is' if one else 'are'} the worst, with "
         f"{format_peak(worst.bytes)}{'' if one else ' each'} at the peak, {_when(ranks)}"
     )
-    if least:
-        headline += f", {_beyond(worst.bytes, least)} {other}"
-    return Wording(headline=headline, why=_lies_in(excess, one=one), more=_beside(worst, excess))
-
-
-def _beyond(most: int, least: int) -> str:
-    """``12 % above``, or for at least twice as much ``2.1 times that of``."""
-    if most >= _TWICE * least:
-        return f"{most / least:,.1f} times that of"
-    return f"{percent_of(most / least - 1).removeprefix('+')} above"
-
-
-def _and_why(worst: Worst, excess: Excess) -> tuple[str, ...]:
-    """How ranks with equal peaks differ, if a category of one makes up for another."""
-    if not any(abs(part.bytes) >= NO_DIFFERENCE * worst.bytes for part in excess.parts):
-        return ()
-    return (f"But rank {worst.rank} has {_parts(excess)}.", *_beside(worst, excess))
-
-
-def _lies_in(excess: Excess, *, one: bool) -> str:
-    return f"{'it has' if one else 'they have'} {_parts(excess)}"
+    if least and worst.bytes >= _TWICE * least:
+        headline += f", {worst.bytes / least:,.1f} times that of {other}"
+    elif least:
+        headline += f", {percent_of(worst.bytes / least - 1).removeprefix('+')} above {other}"
+    has = f"{'it has' if one else 'they have'} {_parts(excess)}"
+    return Wording(headline=headline, why=has, more=_beside(worst, excess))
 
 
 def _parts(excess: Excess) -> str:
@@ -220,15 +204,14 @@ def _beside(worst: Worst, excess: Excess) -> tuple[str, ...]:
             f"Their peaks are at different instants: {mine}'s is {in_phase(phases.worst or '')}, "
             f"{other}'s {in_phase(phases.other or '')}."
         )
-    words = [_contrast(each) for each in excess.contrasts if each is not phases]
+    words = [
+        f"{_CIRCUMSTANCES[each.what]} ({_value(each.what, each.worst)} and {_value(each.what, each.other)})"
+        for each in excess.contrasts
+        if each is not phases
+    ]
     if words:
         found.append(f"{capital(mine)} and {other} also differ in their {listed(words)}.")
     return tuple(found)
-
-
-def _contrast(contrast: Contrast) -> str:
-    values = [_value(contrast.what, value) for value in (contrast.worst, contrast.other)]
-    return f"{_CIRCUMSTANCES[contrast.what]} ({values[0]} and {values[1]})"
 
 
 def _value(what: Circumstance, value: str | None) -> str:
@@ -259,13 +242,6 @@ def _larger(ranks: Ranks) -> Sequence[str]:
     return found
 
 
-def _count(ranks: Ranks) -> Sequence[str]:
-    count = len(ranks.compared)
-    if count == ranks.job.world_size or count < 2:
-        return ()
-    return (f"{count} of the {ranks.job.world_size} ranks are compared.",)
-
-
 _NAME = 12
 _MOST_ROWS = 16
 """The most rows of places, and of classes of ranks, by default; the worst are shown."""
@@ -276,20 +252,25 @@ def render_places(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
     alike: dict[tuple[str, ...], list[Rank]] = {}
     for rank in ranks.compared:
         assert rank.peak is not None
-        phase, module, *others = (
+        own, whole = rank.parameters.count, rank.parameters.global_count
+        cells = (
             rank.peak.phase,
-            rank.peak.module or ABSENT,
+            of_all_layers(rank.peak.module or ABSENT),
             plain_op(rank.peak.op) if rank.peak.op else ABSENT,
-            _parameters(rank),
-            ABSENT if rank.reserved is None else format_peak(rank.reserved),
-            ABSENT if rank.batch_size is None else str(rank.batch_size),
+            format_count(own) if whole is None else f"{format_count(own)} of {format_count(whole)}",
+            or_absent(rank.reserved, format_peak),
+            or_absent(rank.batch_size, str),
             str(rank.finished_steps),
         )
-        alike.setdefault((phase, of_all_layers(module), *others), []).append(rank)
-    rows = [(_together(cells, those), [rank.rank for rank in those]) for cells, those in alike.items()]
-    shown = rows if every else rows[:_MOST_ROWS]
-    if not shown:
+        alike.setdefault(cells, []).append(rank)
+    if not alike:
         return ""
+    rows = []
+    for (phase, _, *others), those in alike.items():  # ranks whose peaks are in equal layers
+        modules = list(dict.fromkeys(rank.peak.module for rank in those if rank.peak is not None and rank.peak.module))
+        where = layers_named(modules) if modules else ABSENT
+        rows.append([numbers([rank.rank for rank in those]), phase, where, *others])
+    shown = rows if every else rows[:_MOST_ROWS]
     columns = [
         words("rank", least=_NAME, wraps=True),
         words("peak in"),
@@ -300,26 +281,12 @@ def render_places(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
         number("batch", rank=3),
         number("steps", rank=4),
     ]
-    kept = [i for i in range(len(columns)) if not i or any(cells[i - 1] != ABSENT for cells, _ in shown)]
-    lines = [[numbers(those), *cells] for cells, those in shown]
-    text = table([columns[i] for i in kept], [[line[i] for i in kept] for line in lines], layout)
+    kept = [i for i in range(len(columns)) if any(row[i] != ABSENT for row in shown)]
+    text = table([columns[i] for i in kept], [[row[i] for i in kept] for row in shown], layout)
     found = [layout.strong("where each peak is"), "", text]
-    if len(shown) < len(rows):
-        count = sum(len(those) for _, those in rows[_MOST_ROWS:])
-        found += wrapped(f"{count} more ranks; --all shows each", layout.width)
+    if left_out := sum(map(len, [*alike.values()][len(shown) :])):
+        found += wrapped(f"{left_out} more ranks; --all shows each", layout.width)
     return "\n".join(found)
-
-
-def _together(cells: tuple[str, ...], ranks: Sequence[Rank]) -> tuple[str, ...]:
-    """The cells for ranks whose peaks are in equal layers."""
-    modules = list(dict.fromkeys(rank.peak.module for rank in ranks if rank.peak is not None and rank.peak.module))
-    phase, _, *others = cells
-    return phase, layers_named(modules) if modules else ABSENT, *others
-
-
-def _parameters(rank: Rank) -> str:
-    own, whole = rank.parameters.count, rank.parameters.global_count
-    return format_count(own) if whole is None else f"{format_count(own)} of {format_count(whole)}"
 
 
 def render_groups(ranks: Ranks, layout: Layout) -> str:
@@ -328,41 +295,25 @@ def render_groups(ranks: Ranks, layout: Layout) -> str:
     An axis is left out if no peak changes along it, or if each place has only one rank.
     """
     texts = []
-    for _, those in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
-        groups = list(those)
-        sizes = {(group.peak.min, group.peak.median, group.peak.max) for group in groups}
-        if len(sizes) > 1 and any(len(group.ranks) > 1 for group in groups):
-            texts.append(_groups(groups, layout))
-    return "\n\n".join(texts)
-
-
-def _groups(groups: Sequence[RankGroup], layout: Layout) -> str:
-    what = groups[0].axis or "stage"
-    columns = [
-        words(what, least=_NAME),
-        words("ranks", least=_NAME, wraps=True),
-        number("least"),
-        number("median"),
-        number("most"),
-        number("worst rank"),
-    ]
-    rows = [
-        [
-            group_name(group),
-            numbers(group.ranks),
-            *map(format_peak, (group.peak.min, group.peak.median, group.peak.max)),
-            str(group.peak.worst),
+    for (_, axis), those in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
+        groups = [(group, (group.peak.min, group.peak.median, group.peak.max)) for group in those]
+        if len({sizes for _, sizes in groups}) == 1 or all(len(group.ranks) == 1 for group, _ in groups):
+            continue
+        columns = [words(axis or "stage", least=_NAME), words("ranks", least=_NAME, wraps=True)]
+        columns += map(number, ("least", "median", "most", "worst rank"))
+        rows = [
+            [group_name(group), numbers(group.ranks), *map(format_peak, sizes), str(group.peak.worst)]
+            for group, sizes in groups
         ]
-        for group in groups
-    ]
-    caption = "by stage" if groups[0].axis is None else "by axis of the mesh"
-    return "\n".join([layout.strong(f"peaks {caption}"), "", table(columns, rows, layout)])
+        caption = "by stage" if axis is None else "by axis of the mesh"
+        texts.append("\n".join([layout.strong(f"peaks {caption}"), "", table(columns, rows, layout)]))
+    return "\n\n".join(texts)
 
 
 _UNITS = (("B", 1), ("KiB", 1024), ("MiB", 1024**2), ("GiB", 1024**3), ("TiB", 1024**4))
 _MOST = "*"
 _WORST = " worst"
-_FEET = ("least", "median", "most", "spread")
+_FEET = {"least": "min", "median": "median", "most": "max", "spread": "spread"}
 _REST, _ROUNDING = "all else", "rounding"
 
 
@@ -370,36 +321,25 @@ def render_matrix(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
     """The table of ranks, its caption and its marks explained; empty if no rank can be compared."""
     if ranks.peak is None or ranks.worst is None:
         return ""
-    shown, left_out = _rows_of(ranks, every=every)
+    largest = sorted(ranks.alike, key=lambda each: -_peak(ranks, each).said)
+    left_out = [] if every else largest[_MOST_ROWS:]
+    shown = [each for each in ranks.alike if each not in left_out]
     unit, size = next((unit for unit in reversed(_UNITS) if ranks.peak.max >= 8 * unit[1]), _UNITS[0])
     text = _fitting(ranks, shown, size, layout)
-    caption = f"each rank at its own peak of {_step(ranks)}, in {unit}"
-    lines = [*map(layout.strong, wrapped(caption, layout.width)), "", text]
+    lines = [layout.heading(f"{instants_of(ranks)}, in {unit}"), "", text]
     if left_out:
-        lines += wrapped(_left_out(ranks, left_out), layout.width)
+        sizes = sorted(_peak(ranks, each).said for each in left_out)
+        count = counted(sum(len(each.ranks) for each in left_out), "more rank")
+        span = f"from {format_peak(sizes[0])} to {format_peak(sizes[-1])}"
+        lines += wrapped(f"{count}, {span}; --all shows each", layout.width)
     if _MOST in text:
         lines += wrapped(f"{_MOST} the largest of its column, if the ranks differ by 1 % or more", layout.width)
     return "\n".join(lines)
 
 
-def _step(ranks: Ranks) -> str:
-    return "its last step" if ranks.step is None else f"step {ranks.step}"
-
-
-def _rows_of(ranks: Ranks, *, every: bool) -> tuple[Sequence[Alike], Sequence[Alike]]:
-    """The classes of ranks that are shown, by rank, and the others."""
-    if every or len(ranks.alike) <= _MOST_ROWS:
-        return ranks.alike, ()
-    largest = sorted(ranks.alike, key=lambda each: -_peak(ranks, each).said)
-    kept = largest[:_MOST_ROWS]
-    return [each for each in ranks.alike if each in kept], largest[_MOST_ROWS:]
-
-
-def _left_out(ranks: Ranks, those: Sequence[Alike]) -> str:
-    sizes = sorted(_peak(ranks, each).said for each in those)
-    count = sum(len(each.ranks) for each in those)
-    sizes_text = f"from {format_peak(sizes[0])} to {format_peak(sizes[-1])}"
-    return f"{count} more rank{'' if count == 1 else 's'}, {sizes_text}; --all shows each"
+def instants_of(ranks: Ranks) -> str:
+    """The instants at which the ranks are compared."""
+    return f"each rank at its own peak of {'its last step' if ranks.step is None else f'step {ranks.step}'}"
 
 
 def _peak(ranks: Ranks, alike: Alike) -> RankPeak:
@@ -433,11 +373,16 @@ def _table(
     columns += [number("peak"), *(number(each.category.replace("_", "\n")) for each in own), *([number(_REST)] * rest)]
     rounded = any(_peak(ranks, each).allocated is not None for each in ranks.alike)
     columns += [number(_ROUNDING)] * rounded
-    rows = [_row(ranks, each, own, unit, places=places, rest=rest) for each in shown]
-    rows = [[*row, *([_rounding(ranks, each, unit)] * rounded)] for row, each in zip(rows, shown, strict=True)]
-    if len(ranks.alike) > 2:
-        feet = [_foot(name, [ranks.peak, *own], unit, places=places, rest=rest) for name in _FEET]
-        rows += [[*foot, *([""] * rounded)] for foot in feet]
+    rows = []
+    for each in shown:
+        peak = _peak(ranks, each)
+        # The rounding of the allocator's blocks is in no category.
+        rounding = [_cell(peak.said - peak.bytes, unit)] * rounded
+        rows.append([*_row(ranks, each, own, unit, places=places, rest=rest), *rounding])
+    for foot, field in _FEET.items() if len(ranks.alike) > 2 else ():
+        most, *others = [getattr(each, field) for each in (ranks.peak, *own)]
+        sizes = [_cell(most, unit, decimals=_decimals(unit)), *(_cell(size, unit) for size in others)]
+        rows.append([foot, *([""] * places), *sizes, *([""] * (rest + rounded))])
     return columns, rows
 
 
@@ -459,19 +404,6 @@ def _row(
 
 def _place(ranks: Ranks, alike: Alike) -> str:
     return place([ranks.rank(number) for number in alike.ranks])
-
-
-def _foot(name: str, spreads: Sequence[Spread], unit: int, *, places: bool, rest: bool) -> list[str]:
-    field = {"least": "min", "median": "median", "most": "max", "spread": "spread"}[name]
-    peak, *others = [getattr(each, field) for each in spreads]
-    cells = [_cell(peak, unit, decimals=_decimals(unit)), *(_cell(size, unit) for size in others)]
-    return [name, *([""] * places), *cells, *([""] * rest)]
-
-
-def _rounding(ranks: Ranks, alike: Alike, unit: int) -> str:
-    """The rounding of the allocator's blocks at the peak, which is in no category."""
-    peak = _peak(ranks, alike)
-    return _cell(peak.said - peak.bytes, unit)
 
 
 def _decimals(unit: int) -> int:
@@ -505,7 +437,7 @@ def render_ranks(
         render_groups(ranks, layout),
         render_places(ranks, layout, every=every),
         "" if heading else _job(ranks.job, layout),
-        "\n".join(line for text in _render_foot(ranks) for line in wrapped(text, layout.width)),
+        "\n".join(line for text in _foot(ranks) for line in wrapped(text, layout.width)),
         "" if not files else _next(ranks, files, layout, more=not every),
     ]
     return "\n\n".join(section for section in sections if section)
@@ -539,10 +471,10 @@ def _killed(ranks: Ranks) -> Iterator[str]:
         by_step.setdefault(read.get(rank), []).append(rank)
     for step, those in by_step.items():
         when = "before any step had ended" if step is None else f"in the step after step {step}"
-        one = len(those) == 1
-        was, whose = ("was", "its machine") if one else ("were", "their machines")
-        recording = "its recording has" if one else "their recordings have"
-        yield f"{ranks_named(those)} {was} killed, or {whose} went away, {when}: {recording} no end"
+        was, machine, recording = "were", "their machines", "their recordings have"
+        if len(those) == 1:
+            was, machine, recording = "was", "its machine", "its recording has"
+        yield f"{ranks_named(those)} {was} killed, or {machine} went away, {when}: {recording} no end"
 
 
 def absences(ranks: Ranks) -> Iterator[str]:
@@ -553,8 +485,9 @@ def absences(ranks: Ranks) -> Iterator[str]:
             continue  # one rank was simulated without the others
         if why in (Absence.NO_FILE, Absence.LIES_BESIDE):
             yield from [_not_given(why, those)] if those else []
-        else:
-            yield from (_unreadable(each) if why is Absence.NOTHING_RECORDED else _early(ranks, each) for each in those)
+        for each in those if why is Absence.NOTHING_RECORDED else ():
+            yield f"rank {each.rank} is left out: {each.detail}"
+        yield from (_early(ranks, each) for each in those if why is Absence.ENDED_EARLY)
     yield from _behind(ranks)
     for rank in ranks.compared:
         if rank.failure is not None:
@@ -588,10 +521,6 @@ def _not_given(why: Absence, those: Sequence[MissingRank]) -> str:
     return f"{who} {was} not given, although {files_are} there: {shown}"
 
 
-def _unreadable(missing: MissingRank) -> str:
-    return f"rank {missing.rank} is left out: {missing.detail}"
-
-
 def _early(ranks: Ranks, missing: MissingRank) -> str:
     ended = "no step" if missing.step is None else f"no step after step {missing.step}"
     said = f"rank {missing.rank} is left out: it ended {ended}"
@@ -605,14 +534,14 @@ def _job(job: Job, layout: Layout) -> str:
     rows = [
         ("script", job.script or "?"),
         ("ranks", str(job.world_size)),
-        ("device", f"{job.device.name} ({job.device.type}), events from {job.source}"),
+        ("device", describe_device(job)),
         ("precision", arm_in_words(job.arm, job.source)),
         ("torch", f"{job.torch}, ampmem {job.ampmem}"),
     ]
     return "\n".join([layout.strong("the job"), *keyed(rows, layout)])
 
 
-def _render_foot(ranks: Ranks) -> Iterator[str]:
+def _foot(ranks: Ranks) -> Iterator[str]:
     known = [rank.rank for rank in ranks.ranks if rank.residual_bytes == 0 and rank.rank not in ranks.unsound]
     if known:
         yield f"conservation: the sums of {ranks_named(known)} equal the allocator's at every event"
@@ -623,19 +552,17 @@ def _render_foot(ranks: Ranks) -> Iterator[str]:
 
 def _notes(ranks: Ranks) -> list[tuple[str, str]]:
     """The notes and the ranks that have them, with notes that differ only in figures as one."""
-    found: dict[str, dict[str, list[int]]] = {}
+    found: dict[str, list[tuple[int, str]]] = {}
     for rank in ranks.ranks:
         for note in rank.notes:
-            if note == NOT_ENDED:
-                continue  # one sentence covers all of them
-            found.setdefault(_FIGURE.sub("", note), {}).setdefault(note, []).append(rank.rank)
-    return [_once(variants) for variants in found.values()]
-
-
-def _once(variants: dict[str, list[int]]) -> tuple[str, str]:
-    note, first = next(iter(variants.items()))
-    whose = ranks_named([rank for those in variants.values() for rank in those])
-    return note, whose if len(variants) == 1 else f"{whose}; the figures are those of rank {first[0]}"
+            if note != NOT_ENDED:  # one sentence covers all of those
+                found.setdefault(_FIGURE.sub("", note), []).append((rank.rank, note))
+    once = []
+    for variants in found.values():
+        first, note = variants[0]
+        figures = f"; the figures are those of rank {first}" if any(other != note for _, other in variants) else ""
+        once.append((note, f"{ranks_named([rank for rank, _ in variants])}{figures}"))
+    return once
 
 
 def _next(ranks: Ranks, files: Sequence[str], layout: Layout, *, more: bool) -> str:
@@ -644,16 +571,12 @@ def _next(ranks: Ranks, files: Sequence[str], layout: Layout, *, more: bool) -> 
     if ranks.worst is not None and len(ranks.ranks) > 1:
         which = "one rank" if len(ranks.alike) == 1 else "the worst rank"
         alone = (ranks.rank(ranks.worst.rank).file, f"{which} by itself")
-    return render_next(files, layout, more=more, pattern=_pattern(ranks, files), alone=alone)
-
-
-def _pattern(ranks: Ranks, files: Sequence[str]) -> str:
-    """The files as a shell pattern; empty if it would match other files."""
     jobs = {None if (named := rank_of(Path(file))) is None else named.job for file in files}
     job = jobs.pop()
-    if jobs or job is None or any(each.why is Absence.LIES_BESIDE for each in ranks.missing):
-        return ""
-    return rank_pattern(job, ranks.job.world_size)
+    # The pattern would match other files, too.
+    unlike = jobs or job is None or any(each.why is Absence.LIES_BESIDE for each in ranks.missing)
+    pattern = "" if unlike or job is None else rank_pattern(job, ranks.job.world_size)
+    return render_next(files, layout, more=more, pattern=pattern, alone=alone)
 
 
 def render_jobs(

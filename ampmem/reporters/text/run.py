@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampmem.analysis.analyse import doubts_of
 from ampmem.analysis.findings.base import Finding
+from ampmem.analysis.parameters import Parameters
+from ampmem.analysis.ranks.ranks import Job
 from ampmem.analysis.summary import ArmSummary, Step, Summary
 from ampmem.events import AllocatorRecord
 from ampmem.names import NOT_KNOWN, casts_compiled, has_times
@@ -62,12 +64,14 @@ def describe_devices(allocator: AllocatorRecord) -> str:
     used = [device for device, peak in enumerate(allocator.peaks) if peak]
     if used in ([], [0]) and allocator.device == 0:
         return ""
-    shown = used or [allocator.device]
-    return "; ".join(
-        f"{device}{' (recorded)' * (device == allocator.device)}"
-        + (f" peak {format_bytes(allocator.peaks[device])}" if used else "")
-        for device in shown
-    )
+    names = [f"{device}{' (recorded)' * (device == allocator.device)}" for device in used or [allocator.device]]
+    peaks = [f" peak {format_bytes(allocator.peaks[device])}" for device in used] or [""]
+    return "; ".join(name + peak for name, peak in zip(names, peaks, strict=True))
+
+
+def describe_device(run: Summary | Job) -> str:
+    """The device of a run or of a job's ranks, and what its events are from."""
+    return f"{run.device.name} ({run.device.type}), events from {run.source}"
 
 
 def counted(count: int, what: str) -> str:
@@ -77,8 +81,8 @@ def counted(count: int, what: str) -> str:
 
 def steps_in_words(summary: Summary) -> str:
     """The number of steps that ended: ``3 steps``, ``2 steps that ended`` if memory ran out in another."""
-    count = sum(step.finished for step in summary.steps)
-    return f"{count} step{'' if count == 1 else 's'}{'' if summary.steps[-1].finished else ' that ended'}"
+    ended = "" if summary.steps[-1].finished else " that ended"
+    return f"{counted(sum(step.finished for step in summary.steps), 'step')}{ended}"
 
 
 def describe_optimizers(summary: Summary) -> str:
@@ -86,32 +90,23 @@ def describe_optimizers(summary: Summary) -> str:
     return ", ".join(f"{item.class_name} ({item.implementation})" for item in summary.optimizer)
 
 
-def optimizers_or_none(summary: Summary) -> str:
-    """The optimizers in words, or that none stepped; unknown in a snapshot, as an update may allocate nothing."""
-    none = "not known" if summary.source is SourceKind.SNAPSHOT else "none stepped"
-    return describe_optimizers(summary) or none
-
-
 def parameters_in_short(summary: Summary) -> str:
     """``1,000 parameters in 3.9 KiB``; for a snapshot, where they cannot be counted, the bytes recognised."""
-    parameters = summary.parameters
-    if parameters.exact:
-        amount = f"{format_count(parameters.count)} parameters in {format_bytes(parameters.bytes)}"
-        return f"{amount}{of_all_ranks(summary)}"
-    return f"{recognised(summary)} of parameters recognized"
+    return _amount(summary.parameters, " parameters", " of parameters")
 
 
-def of_all_ranks(summary: Summary) -> str:
-    """How much of the parameters this rank has, to follow their number: empty if it has all."""
-    parameters = summary.parameters
+def _amount(parameters: Parameters, counted: str = "", recognized: str = "") -> str:
+    """The number and bytes of ``parameters``, and those of all ranks; for a snapshot the bytes: ``at least 8.6 MiB``.
+
+    ``counted`` follows the number, ``recognized`` the bytes of parameters that cannot be counted.
+    """
+    if not parameters.exact:
+        return f"{parameters.bound} {format_bytes(parameters.bytes)}{recognized} recognized".lstrip()
+    amount = f"{format_count(parameters.count)}{counted} in {format_bytes(parameters.bytes)}"
     if parameters.global_count is None or parameters.global_bytes is None:
-        return ""
-    return f" on this rank, of {format_count(parameters.global_count)} in {format_bytes(parameters.global_bytes)}"
-
-
-def recognised(summary: Summary) -> str:
-    """The bytes recognised as parameters, if these cannot be counted: ``at least 8.6 MiB``."""
-    return " ".join(filter(None, (summary.parameters.bound, format_bytes(summary.parameters.bytes))))
+        return amount
+    of_all = f"{format_count(parameters.global_count)} in {format_bytes(parameters.global_bytes)}"
+    return f"{amount} on this rank, of {of_all}"
 
 
 def describe_loss(step: Step) -> str:
@@ -170,12 +165,7 @@ def warning_lines(text: str, layout: Layout) -> list[str]:
 
 
 def render_next(
-    files: Sequence[str],
-    layout: Layout,
-    *,
-    more: bool = True,
-    pattern: str = "",
-    alone: tuple[str, str] | None = None,
+    files: Sequence[str], layout: Layout, *, more: bool = True, pattern: str = "", alone: tuple[str, str] | None = None
 ) -> str:
     """The commands for a page of ``files`` and, if there is ``more``, for all tables; empty without a file.
 
@@ -187,21 +177,17 @@ def render_next(
     commands = [("ampmem report", "all of it as a page")]
     if more:
         commands.append(("ampmem show --all", "every table"))
-    names = pattern or " ".join(shlex.quote(file) for file in files)
-    longest = max(len(f"next: {command} {names}") for command, _ in commands)
-    if longest > layout.width or printable(names) != names:
+    names, room = pattern or " ".join(shlex.quote(file) for file in files), layout.width - len("next: ")
+    if max(len(f"{command} {names}") for command, _ in commands) > room or printable(names) != names:
         names = "FILE" if len(files) == 1 else "FILE..."
-    lines = [f"{command} {names}" for command, _ in commands]
+    lines = [(f"{command} {names}", what) for command, what in commands]
     if alone is not None:
         line = f"ampmem show {shlex.quote(alone[0])}"
-        if len(f"next: {line}") <= layout.width and printable(line) == line:
-            lines.append(line)
-            commands.append(("", alone[1]))
-    width = max(map(len, lines))
-    said = [f"{line:<{width}}  {what}" for line, (_, what) in zip(lines, commands, strict=True)]
-    if max(map(len, said)) + 6 > layout.width:
-        said = lines
-    return "\n".join(f"{'next: ' if i == 0 else '      '}{line}" for i, line in enumerate(said))
+        lines += [(line, alone[1])] if len(line) <= room and printable(line) == line else []
+    width = max(len(line) for line, _ in lines)
+    with_words = [f"{line:<{width}}  {what}" for line, what in lines]
+    shown = with_words if max(map(len, with_words)) <= room else [line for line, _ in lines]
+    return "\n".join(f"{'next: ' if i == 0 else '      '}{line}" for i, line in enumerate(shown))
 
 
 KEY = 12
@@ -209,9 +195,9 @@ KEY = 12
 
 def render_run(summary: Summary, title: str, layout: Layout) -> str:
     """Script (if known), device, precision, versions, parameters and optimizer, a line each."""
-    device, allocator = summary.device, summary.caching_allocator
+    allocator = summary.caching_allocator
     rows = [("script", title)] if title else []
-    rows.append(("device", f"{device.name} ({device.type}), events from {summary.source}"))
+    rows.append(("device", describe_device(summary)))
     if summary.world_size > 1:
         rows.append(("rank", f"{summary.rank} of {summary.world_size}"))
     if allocator is not None:
@@ -223,11 +209,13 @@ def render_run(summary: Summary, title: str, layout: Layout) -> str:
 
 def versions_and_model(summary: Summary) -> list[tuple[str, str]]:
     """The versions, the parameters and the optimizer, each with its key."""
+    # An update may allocate nothing, so a snapshot does not tell whether an optimizer stepped.
+    none = "not known" if summary.source is SourceKind.SNAPSHOT else "none stepped"
     return [
         ("torch", f"{summary.torch}, ampmem {summary.ampmem}"),
         ("parameters", describe_parameters(summary)),
         *([("untrained", untrained)] if (untrained := describe_untrained(summary)) else []),
-        ("optimizer", optimizers_or_none(summary)),
+        ("optimizer", describe_optimizers(summary) or none),
     ]
 
 
@@ -245,9 +233,9 @@ def describe_parameters(summary: Summary) -> str:
     parameters = summary.parameters
     if not parameters.count:
         return "not known"
+    amount = _amount(parameters)
     if not parameters.exact:
-        return f"{recognised(summary)} recognized"
-    amount = f"{format_count(parameters.count)} in {format_bytes(parameters.bytes)}{of_all_ranks(summary)}"
+        return amount
     if parameters.trainable != parameters.count:
         amount += f", {format_count(parameters.trainable)} trainable"
     if parameters.cast_eligible is not None:
@@ -289,41 +277,51 @@ def render_foot(summary: Summary, notes: Sequence[str], layout: Layout, *, judge
     return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class _Figure:
-    """A column of the steps' table, its values, and whether it is worth showing."""
-
-    column: Column
-    cell: Callable[[Step], str]
-    said: bool = True
-
-
 def render_steps(summary: Summary, notes: Sequence[str], layout: Layout) -> str:
     """A row for each step; a value unknown in all steps has no column."""
-    steps = summary.steps
-    timed = has_times(notes) and summary.source is not SourceKind.SIMULATED
-    updated = any(not step.finished or step.skipped_update or step.marks.after_optimizer is not None for step in steps)
-    figures = [
-        _Figure(number("step"), lambda step: str(step.index)),
-        _Figure(number("loss", rank=2), describe_loss, any(step.loss is not None for step in steps)),
-        _Figure(
-            number("loss\nscale", rank=3),
-            lambda step: short(step.loss_scale),
-            any(step.loss_scale is not None for step in steps),
-        ),
-        _Figure(words("update"), describe_update, updated),
-        _Figure(number("peak"), lambda step: format_peak(step.peak.said)),
-        _Figure(words("in"), lambda step: step.peak.phase),
-        _Figure(
-            number("peak\nreserved", rank=1),
-            lambda step: or_absent(step.peak_reserved, format_peak),
-            any(step.peak_reserved is not None for step in steps),
-        ),
-        _Figure(number("took", rank=4), lambda step: format_duration(step.duration_ns), timed),
+    steps = steps_in_cells(summary, notes)
+    figures: list[tuple[Column, list[str]]] = [
+        (number("step"), [str(step.index) for step in summary.steps]),
+        (number("loss", rank=2), [step.loss for step in steps]),
+        (number("loss\nscale", rank=3), [step.loss_scale for step in steps]),
+        (words("update"), [step.update for step in steps]),
+        (number("peak"), [step.peak for step in steps]),
+        (words("in"), [step.peak.phase for step in summary.steps]),
+        (number("peak\nreserved", rank=1), [or_absent(step.peak_reserved, format_peak) for step in summary.steps]),
+        (number("took", rank=4), [step.took for step in steps]),
     ]
-    shown = [figure for figure in figures if figure.said]
-    rows = [[figure.cell(step) for figure in shown] for step in steps]
-    return f"{layout.strong('steps')}\n\n{table([figure.column for figure in shown], rows, layout)}"
+    shown = [(column, cells) for column, cells in figures if not {ABSENT, ""}.issuperset(cells)]
+    rows = [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
+    return f"{layout.strong('steps')}\n\n{table([column for column, _ in shown], rows, layout)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWords:
+    """A step's peak, losses, update and duration, as the tables and the page have them; empty where not known."""
+
+    peak: str
+    loss: str
+    loss_scale: str
+    update: str
+    took: str
+
+
+def steps_in_cells(summary: Summary, notes: Sequence[str]) -> tuple[StepWords, ...]:
+    """The words about each step. A simulated step's duration is the time that this machine takes to simulate it."""
+    timed = has_times(notes) and summary.source is not SourceKind.SIMULATED
+    updates = any(
+        not step.finished or step.skipped_update or step.marks.after_optimizer is not None for step in summary.steps
+    )
+    return tuple(
+        StepWords(
+            peak=format_peak(step.peak.said),
+            loss=describe_loss(step),
+            loss_scale=short(step.loss_scale),
+            update=describe_update(step) if updates else "",
+            took=format_duration(step.duration_ns) if timed else "",
+        )
+        for step in summary.steps
+    )
 
 
 _LABEL = 20
@@ -333,35 +331,28 @@ _SAID = "out-of-memory"
 """The code of the finding that has a section of its own."""
 
 
-def render_findings(
-    findings: Sequence[Finding], layout: Layout, *, evidence: bool = False, title: str = "findings"
-) -> str:
-    """``findings`` below ``title``, with the ``evidence`` if asked for; empty if there are none."""
-    return render_labelled([(finding, ()) for finding in findings], layout, evidence=evidence, title=title)
-
-
 def render_labelled(
     found: Sequence[tuple[Finding, Sequence[str]]], layout: Layout, *, evidence: bool = False, title: str = "findings"
 ) -> str:
-    """The findings, each with the labels of its recordings if there are several."""
+    """The findings below ``title``, each with the labels of its recordings if there are several; empty if none.
+
+    ``evidence`` adds the evidence for each.
+    """
     texts = [
         "\n".join(_finding(finding, labels, layout, evidence=evidence))
         for finding, labels in found
         if finding.code != _SAID
     ]
-    if not texts:
-        return ""
-    return "\n".join([layout.strong(title), "\n\n".join(texts)])
+    return "\n".join([layout.strong(title), "\n\n".join(texts)]) if texts else ""
 
 
 def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidence: bool) -> list[str]:
     of = f" ({', '.join(shorten(label, _LABEL) for label in labels)})" if labels else ""
     said = f"{finding.severity:<{len(_INDENT)}}{finding.code}{of}: {finding.message}"
     first, *others = wrapped(said, layout.width, indent=_INDENT)
-    lines = [first.replace(finding.severity, _styled(finding, layout), 1), *others]
-    texts = [change_of(finding)]
-    if evidence:
-        texts = [*(f"- {text}" for text in finding.evidence), *texts]
+    style = {"warning": layout.alarm, "advice": layout.advice}.get(finding.severity, layout.strong)
+    lines = [first.replace(finding.severity, style(finding.severity), 1), *others]
+    texts = [*(f"- {text}" for text in finding.evidence if evidence), change_of(finding)]
     room = layout.width - len(_INDENT)
     below = [line for text in texts for line in wrapped(text, room)]
     if finding.proof:
@@ -372,13 +363,3 @@ def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidenc
 def change_of(finding: Finding) -> str:
     """The change and its saving; only a hint if nothing was computed."""
     return f"to take {finding.saves}: {finding.change}" if finding.saves else f"hint: {finding.change}"
-
-
-def _styled(finding: Finding, layout: Layout) -> str:
-    match finding.severity:
-        case "warning":
-            return layout.alarm(finding.severity)
-        case "advice":
-            return layout.advice(finding.severity)
-        case _:
-            return layout.strong(finding.severity)

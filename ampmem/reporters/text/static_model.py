@@ -23,13 +23,8 @@ def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
     recipe = summary.static_recipe
     if recipe is None:
         return "\n".join(wrapped(no_recipe(summary), layout.width)) if summary.static_unknown else ""
-    size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
-    if recipe.peak_bytes_per_param != recipe.bytes_per_param:
-        size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    size += per_rank(summary)
-    head = wrapped(f"static memory, rule of thumb for {recipe_in_words(recipe)}: {size}", layout.width)
     judged = "\n".join(wrapped(judgement(summary), layout.width))
-    parts = ["\n".join(map(layout.strong, head))]
+    parts = [layout.heading(f"static memory, rule of thumb for {rule_in_words(recipe, summary)}")]
     if not summary.static_model:
         return "\n".join([*parts, judged])
     before: list[StaticComponent] = []
@@ -44,12 +39,16 @@ def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
     return "\n\n".join([*parts, judged])
 
 
-def per_rank(summary: Summary) -> str:
-    """Whose parameters they are, if ranks have shards, to end a sentence; else empty."""
+def rule_in_words(recipe: StaticRecipe, summary: Summary) -> str:
+    """The recipe that the run is compared with, its bytes, and whose parameters they are if ranks have shards."""
     parameters = summary.parameters
+    words = f"{recipe_in_words(recipe)}: {trimmed(recipe.bytes_per_param)} bytes per parameter"
+    if recipe.peak_bytes_per_param != recipe.bytes_per_param:
+        words += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
     if parameters.global_count is None:
-        return ""
-    return f"; this rank has {format_count(parameters.count)} of {format_count(parameters.global_count)} parameters"
+        return words
+    here, everywhere = format_count(parameters.count), format_count(parameters.global_count)
+    return f"{words}; this rank has {here} of {everywhere} parameters"
 
 
 def no_recipe(summary: Summary) -> str:
@@ -74,11 +73,7 @@ def _mark(when: str, rows: Sequence[StaticComponent], parameters: int, layout: L
     for head in ("rule of\nthumb", "measured"):
         columns += [number(head), *([number("B/\nparam", rank=1, of=head)] if parameters else [])]
     cells = [
-        [
-            row.component,
-            *size_cells(row.model_bytes, parameters),
-            *size_cells(row.measured_bytes, parameters),
-        ]
+        [row.component, *size_cells(row.model_bytes, parameters), *size_cells(row.measured_bytes, parameters)]
         for row in rows
         if row.model_bytes or row.measured_bytes
     ]
@@ -88,26 +83,21 @@ def _mark(when: str, rows: Sequence[StaticComponent], parameters: int, layout: L
 
 def _why(row: StaticComponent, layout: Layout) -> list[str]:
     """What explains a component's difference, and the unexplained rest; the sum has only its own terms."""
-    terms = [term for term in row.terms if row.component != TOTAL or term.kind is TermKind.ROUNDING]
-    lines = [line for term in terms for line in wrapped(f"{row.component}: {_term(row, term, layout)}", layout.width)]
+    lines = []
+    for term in (term for term in row.terms if row.component != TOTAL or term.kind is TermKind.ROUNDING):
+        rule = f"; {share(abs(term.bytes), row.model_bytes)} of the rule" if row.model_bytes else ""
+        of = tensors_in_words(term, min(_NAME_WIDTH, layout.width - 4))
+        tensors = f" ({of}{rule})" if of else ""
+        lines += wrapped(f"{row.component}: {signed(term.bytes)} {term.why}{tensors}", layout.width)
     if not row.explained:
-        first, *others = wrapped(f"{row.component}: {_BROKEN}{_left_over(row)}", layout.width)
+        left_over = f" {signed(row.residual_bytes)}" if row.residual_bytes else f": {_CANCELLED}"
+        first, *others = wrapped(f"{row.component}: {_BROKEN}{left_over}", layout.width)
         lines += [first.replace(_BROKEN, layout.alarm(_BROKEN), 1), *others]
     return lines
 
 
 _BROKEN = "NOT EXPLAINED"
-
-
-def _left_over(row: StaticComponent) -> str:
-    size = f" {signed(row.residual_bytes)}" if row.residual_bytes else ""
-    return size or ": more in some tensors and as much less in others"
-
-
-def _term(row: StaticComponent, term: Term, layout: Layout) -> str:
-    rule = f"; {share(abs(term.bytes), row.model_bytes)} of the rule" if row.model_bytes else ""
-    of = tensors_in_words(term, min(_NAME_WIDTH, layout.width - 4))
-    return f"{signed(term.bytes)} {term.why}" + (f" ({of}{rule})" if of else "")
+_CANCELLED = "more in some tensors and as much less in others"
 
 
 def tensors_in_words(term: Term, width: int) -> str:
@@ -126,9 +116,7 @@ def tensors_in_words(term: Term, width: int) -> str:
 
 def not_explained(row: StaticComponent) -> str:
     """The unexplained rest of a component, in words."""
-    if row.residual_bytes:
-        return f"{signed(row.residual_bytes)} not explained"
-    return "not explained: more in some tensors and as much less in others"
+    return f"{signed(row.residual_bytes)} not explained" if row.residual_bytes else f"not explained: {_CANCELLED}"
 
 
 def judgement(summary: Summary) -> str:

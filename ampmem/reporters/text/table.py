@@ -9,7 +9,7 @@ from ampmem.analysis.findings.base import told_elsewhere
 from ampmem.analysis.summary import PeakPlace, Step, Summary
 from ampmem.names import RAN_ON_PREDICTED
 from ampmem.reporters.base import EVERYTHING, NOTHING, Detail, Report
-from ampmem.reporters.text.answer import place_of, verdict_lines, why_it_does_not_fit
+from ampmem.reporters.text.answer import place_of, why_it_does_not_fit, wording, wording_lines
 from ampmem.reporters.text.estimate import other_notes, prediction_headline, render_prediction
 from ampmem.reporters.text.layout import PLAIN, Layout
 from ampmem.reporters.text.memory import (
@@ -24,8 +24,8 @@ from ampmem.reporters.text.memory import (
 from ampmem.reporters.text.out_of_memory import render_out_of_memory
 from ampmem.reporters.text.plain_text import wrapped
 from ampmem.reporters.text.run import (
-    render_findings,
     render_foot,
+    render_labelled,
     render_next,
     render_run,
     render_steps,
@@ -36,11 +36,7 @@ from ampmem.vocabulary import AUTOCAST_ARMS
 
 
 def render_reports(
-    reports: Sequence[Report],
-    *,
-    details: frozenset[Detail] = NOTHING,
-    all_steps: bool = False,
-    layout: Layout = PLAIN,
+    reports: Sequence[Report], *, details: frozenset[Detail] = NOTHING, all_steps: bool = False, layout: Layout = PLAIN
 ) -> str:
     """The tables of each report, with a line between them; ``all_steps`` shows the marks of every step."""
     return f"\n\n{separator(layout)}\n\n".join(
@@ -99,10 +95,9 @@ def render(
 
 def _answer(summary: Summary, layout: Layout) -> str:
     """The verdict, and whether a simulated run fits."""
-    lines, ended = verdict_lines(verdict_of_one(summary), layout), summary.ended_by
+    lines, ended = wording_lines(wording(verdict_of_one(summary)), layout), summary.ended_by
     if summary.prediction is not None:
-        failure = "" if ended is None else why_it_does_not_fit(ended)
-        place = "" if ended is not None else place_of(summary.whole)
+        failure, place = ("", place_of(summary.whole)) if ended is None else (why_it_does_not_fit(ended), "")
         said = prediction_headline(summary.prediction, summary.device.name, failure=failure, place=place)
         whole = "The whole run: " if RAN_ON_PREDICTED in summary.notes else ""
         lines += wrapped(f"{whole}{said}", layout.width, indent="")
@@ -114,9 +109,9 @@ def _findings(summary: Summary, details: frozenset[Detail], layout: Layout) -> s
     title = "findings"
     if summary.ended_by is None and summary.whole.where is not PeakPlace.STEP:
         title += " of the recorded steps (the run's peak is not in them)"
-    if Detail.EVIDENCE in details:
-        return render_findings(summary.findings, layout, evidence=True, title=title)
-    return render_findings(told_elsewhere(summary.out_of_memory, summary.findings), layout, title=title)
+    evidence = Detail.EVIDENCE in details
+    shown = summary.findings if evidence else told_elsewhere(summary.out_of_memory, summary.findings)
+    return render_labelled([(finding, ()) for finding in shown], layout, evidence=evidence, title=title)
 
 
 def _chosen(summary: Summary, details: frozenset[Detail], all_steps: bool, layout: Layout) -> Iterator[str]:
@@ -126,16 +121,17 @@ def _chosen(summary: Summary, details: frozenset[Detail], all_steps: bool, layou
         for step in summary.steps if all_steps else _shown_steps(summary):
             yield render_marks(step, summary.parameters.known_count, layout, casts=casts)
         yield render_held(summary, layout)
-    if Detail.STATIC_MODEL in details:
-        yield render_static_model(summary, layout)
-    if Detail.ACTIVATIONS in details:
-        yield render_activations(summary, layout)
-    if Detail.CASTS in details:
-        yield render_casts(summary, layout)
-    if Detail.MODULES in details:
-        yield render_modules(summary.modules, layout)
-    if Detail.LARGEST in details:
-        yield render_largest(summary, layout)
+    yield from (shown(summary, layout) for detail, shown in _DETAILS.items() if detail in details)
+
+
+_DETAILS = {
+    Detail.STATIC_MODEL: render_static_model,
+    Detail.ACTIVATIONS: render_activations,
+    Detail.CASTS: render_casts,
+    Detail.MODULES: render_modules,
+    Detail.LARGEST: render_largest,
+}
+"""The details that are about the whole run, in the order of display."""
 
 
 def _shown_steps(summary: Summary) -> Iterator[Step]:

@@ -9,7 +9,7 @@ from ampmem.growth import LEAST_STEPS
 from ampmem.output import printable
 from ampmem.recording.watched import Why
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped
 from ampmem.units import format_bytes, format_count, format_peak
 
 WHY = {
@@ -38,7 +38,10 @@ def render_watched(found: WatchedSummary, layout: Layout = PLAIN) -> str:
     if found.shortage is not None:
         parts += [layout.alarm("Out of memory"), _shortage(found.shortage, layout)]
     if found.full:
-        parts += [layout.heading("Steps recorded in full"), _full(found, layout)]
+        columns = [number("number"), words("why"), words("steps"), number("peak")]
+        columns.append(words("most of it", least=20, wraps=True))
+        full = table(columns, [full_row(part, found.run.every) for part in found.full], layout)
+        parts += [layout.heading("Steps recorded in full"), full]
     if found.notes:
         parts.append("\n".join(line for note in found.notes for line in wrapped(f"note: {note}", layout.width)))
     if found.commands:
@@ -121,16 +124,17 @@ def _state(found: WatchedSummary) -> str:
 
 
 def _end(found: WatchedSummary) -> Iterator[str]:
-    ending = found.ending
-    if ending is not None and ending.failure is not None:
+    if (ending := found.ending) is not None and ending.failure is not None:
         said = ending.failure.line.partition(". ")[0] if ending.out_of_memory else ending.failure.line
         yield f"in step {ending.step} the script failed: {said}"
 
 
 def _shortage(found: Shortage, layout: Layout) -> str:
-    lines = list(shortage_lines(found))
-    text = "\n".join(line for each in lines for line in wrapped(each, layout.width))
-    return f"{text}\n\n{_held(found, layout)}" if found.held else text
+    text = "\n".join(line for each in shortage_lines(found) for line in wrapped(each, layout.width))
+    if not found.held:
+        return text
+    columns = [words("held", least=20), number("bytes"), number("blocks"), number("last full\nrecording")]
+    return f"{text}\n\n{table(columns, held_rows(found), layout, strong={'total'})}"
 
 
 _NEWS = 0.01
@@ -164,48 +168,26 @@ def _added(each: HeldBefore) -> int:
 HELD_COLUMNS = ("held", "bytes", "blocks", "last full recording")
 
 
-def _held(found: Shortage, layout: Layout) -> str:
-    columns = [words("held", least=20), number("bytes"), number("blocks"), number("last full\nrecording")]
-    return table(columns, held_rows(found), layout, strong={"total"})
-
-
 def held_rows(found: Shortage) -> list[list[str]]:
     """The memory held when memory ran out, and the total."""
-    rows = [_row(each) for each in found.held]
-    total = sum(each.then for each in found.held)
-    return [*rows, ["total", format_bytes(total), _blocks(sum(each.count for each in found.held)), ABSENT]]
-
-
-def _row(each: HeldBefore) -> list[str]:
-    before = ABSENT if each.before is None else format_bytes(each.before)
-    return [each.what, format_bytes(each.then), _blocks(each.count), before]
-
-
-def _blocks(count: int) -> str:
-    return format_count(count) if count else ABSENT
+    sizes = [(each.what, each.then, each.count, each.before) for each in found.held]
+    sizes.append(("total", sum(each.then for each in found.held), sum(each.count for each in found.held), None))
+    return [
+        [what, format_bytes(then), format_count(count) if count else ABSENT, or_absent(before)]
+        for what, then, count, before in sizes
+    ]
 
 
 _LARGEST = 3
 FULL_COLUMNS = ("number", "why", "steps", "peak", "most of it")
 
 
-def _full(found: WatchedSummary, layout: Layout) -> str:
-    columns = [
-        number("number"),
-        words("why"),
-        words("steps"),
-        number("peak"),
-        words("most of it", least=20, wraps=True),
-    ]
-    return table(columns, [full_row(part, found.run.every) for part in found.full], layout)
-
-
 def full_row(part: FullPart, every: int) -> list[str]:
     """A full recording: its number, the reason for it, its steps, its peak, and the largest categories."""
     largest = sorted(part.categories.items(), key=lambda each: -each[1])[:_LARGEST]
     most = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest)
-    peak = ABSENT if part.peak is None else format_bytes(part.peak)
-    return [str(part.number), WHY[part.why].format(every=every), f"{part.first} to {part.last}", peak, most or ABSENT]
+    why, steps = WHY[part.why].format(every=every), f"{part.first} to {part.last}"
+    return [str(part.number), why, steps, or_absent(part.peak), most or ABSENT]
 
 
 def render_watched_ranks(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
@@ -213,8 +195,11 @@ def render_watched_ranks(found: Sequence[WatchedSummary], layout: Layout = PLAIN
     columns = [words("file", least=20), number("rank"), number("steps"), number("highest\npeak"), number("in step")]
     columns += [number("allocated\nat the end"), words("grows"), words("state")]
     text = table(columns, [_rank(each) for each in found], layout)
-    first = _rose_first(found)
-    return text if first is None else f"{text}\n\n{first}"
+    known = [(each.highest.step, each.highest.time_ns, each) for each in found if each.highest is not None]
+    if len(known) < 2:
+        return text
+    step, _, first = min(known, key=lambda each: each[:2])
+    return f"{text}\n\nthe highest peak came first on rank {first.run.rank}, in step {step} ({first.file})"
 
 
 def _rank(found: WatchedSummary) -> list[str]:
@@ -223,21 +208,11 @@ def _rank(found: WatchedSummary) -> list[str]:
         found.file,
         str(found.run.rank),
         format_count(found.steps),
-        ABSENT if highest is None else format_peak(highest.peak),
-        ABSENT if highest is None else str(highest.step),
+        *([ABSENT, ABSENT] if highest is None else [format_peak(highest.peak), str(highest.step)]),
         ABSENT if last is None else format_bytes(last.alive),
         "no" if growth is None else f"{format_bytes(round(growth.per_step))} per step",
         _state(found),
     ]
-
-
-def _rose_first(found: Sequence[WatchedSummary]) -> str | None:
-    """The rank that reached its highest peak first, if there are several."""
-    known = [(each.highest.step, each.highest.time_ns, each) for each in found if each.highest is not None]
-    if len(known) < 2:
-        return None
-    step, _, first = min(known, key=lambda each: each[:2])
-    return f"the highest peak came first on rank {first.run.rank}, in step {step} ({first.file})"
 
 
 _BAR = 40
@@ -246,7 +221,8 @@ _BAR = 40
 def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
     """The current state of runs: a bar against the device's memory each, and the last full recording's categories."""
     texts = []
-    most = max((_room(each) for each in found), default=1)
+    rows = [row for each in found for row in (each.highest, each.last) if row is not None]
+    most = max(1, 0, *(max(row.peak, row.reserved) for row in rows), *(each.run.limit or 0 for each in found))
     for each in found:
         last = each.last
         name = f"rank {each.run.rank}" if each.run.world_size > 1 else printable(each.file)
@@ -255,13 +231,10 @@ def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
             continue
         speed = "" if each.steps_per_second is None else f", {each.steps_per_second:.3g} steps/s"
         limit = f" of {format_bytes(each.run.limit)}" if each.run.limit else ""
-        lines = [
-            f"{layout.strong(name)}  step {last.step}{speed}, {_state(each)}",
-            f"  peak      {_bar(last.peak, most)} {format_bytes(last.peak)}{limit}",
-            f"  allocated {_bar(last.alive, most)} {format_bytes(last.alive)}",
-        ]
-        if last.reserved:
-            lines.append(f"  reserved  {_bar(last.reserved, most)} {format_bytes(last.reserved)}")
+        bars = [("peak", last.peak, limit), ("allocated", last.alive, "")]
+        bars += [("reserved", last.reserved, "")] if last.reserved else []
+        lines = [f"{layout.strong(name)}  step {last.step}{speed}, {_state(each)}"]
+        lines += [f"  {what:9} {_bar(size, most)} {format_bytes(size)}{of}" for what, size, of in bars]
         if len(found) == 1:
             lines += _live_details(each, most)
         lines += [layout.advice(f"  {line}") for said in _warnings(each) for line in wrapped(said, layout.width - 2)]
@@ -270,8 +243,7 @@ def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
 
 
 def _live_details(found: WatchedSummary, most: int) -> Iterator[str]:
-    if found.full and found.full[-1].categories:
-        part = found.full[-1]
+    for part in (part for part in found.full[-1:] if part.categories):
         yield f"  in full, steps {part.first} to {part.last}:"
         for name, size in sorted(part.categories.items(), key=lambda each: -each[1])[:6]:
             yield f"    {name.replace('_', ' '):16} {_bar(size, most)} {format_bytes(size)}"
@@ -284,11 +256,6 @@ def _warnings(found: WatchedSummary) -> Iterator[str]:
         yield f"the allocator freed its cache {found.last.retries} times to continue"
     yield from _end(found)
     yield from found.notes
-
-
-def _room(found: WatchedSummary) -> int:
-    rows = [0 if row is None else max(row.peak, row.reserved) for row in (found.highest, found.last)]
-    return max(*rows, found.run.limit or 0, 1)
 
 
 def _bar(size: int, most: int) -> str:

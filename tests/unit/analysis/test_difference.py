@@ -12,8 +12,18 @@ from changed_code import TORCH, Code, changed, run_of
 from failures import in_backward, in_forward
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.difference.changes import ChangeKind, GroupChange, Tensor, WhichRun, folded
-from ampmem.analysis.difference.difference import Condition, ConditionKind, Side, difference, difference_schema
+from ampmem.analysis.difference.difference import (
+    ChangeKind,
+    Condition,
+    ConditionKind,
+    GroupChange,
+    Side,
+    Tensor,
+    WhichRun,
+    difference,
+    difference_schema,
+    folded,
+)
 from ampmem.analysis.difference.matching import Renamed, RenamedNames, function_of, same_files
 from ampmem.analysis.difference.sides import groups_of, side_of
 from ampmem.analysis.summary import summarize

@@ -968,9 +968,9 @@ def test_what_made_a_tensor_is_told_from_what_it_was_saved_for(op: str, saved_fo
 
 
 def test_the_frame_that_is_told_is_the_scripts_own() -> None:
-    stack = "train.py:9 main\nnet.py:3 forward\n/v/site-packages/torch/nn/modules/linear.py:134 Linear.forward"
+    stack = ["train.py:9 main", "net.py:3 forward", "/v/site-packages/torch/nn/modules/linear.py:134 Linear.forward"]
     assert own_frame(stack) == "net.py:3 forward"
-    assert own_frame("/v/torch/nn/a.py:1 f") == "/v/torch/nn/a.py:1 f"
+    assert own_frame(["/v/torch/nn/a.py:1 f"]) == "/v/torch/nn/a.py:1 f"
 
 
 def test_max_split_size_is_named_where_it_saves_more(monkeypatch: pytest.MonkeyPatch) -> None:

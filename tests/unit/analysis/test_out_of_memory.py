@@ -15,7 +15,7 @@ from ampmem.analysis.out_of_memory import FailedRequest, ToCome, advise_command
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.fit import varied_arguments
 from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording
-from ampmem.reporters.html.run import headlines
+from ampmem.reporters.html.run import said_of
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
@@ -57,7 +57,7 @@ def test_what_was_lacking_is_what_the_device_or_the_limit_left(
     text = " ".join(render(summary, ()).split())
     assert left in text
     assert ("missing" in text) == bool(lacking)
-    tiles = {tile.label: tile.bytes for tile in headlines(summary, None)}
+    tiles = {tile.label: tile.bytes for tile in said_of(summary, ()).headlines}
     assert tiles["At the failure"] == 1100 and tiles.get("Missing", 0) == lacking
     assert tiles.get("Left below the limit") == (3000 if reason is Reason.LIMITED else None)
     if oom.allowed is not None:

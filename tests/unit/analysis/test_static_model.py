@@ -15,8 +15,7 @@ from ampmem.analysis.static_model.recipes import (
     Measured,
     adafactor_state,
     adam8bit_state,
-    match_published,
-    match_recipe,
+    match,
     optimizer_model,
     recipe,
 )
@@ -45,7 +44,7 @@ def test_recipes_with_adam(
     chosen = recipe(precision, optimizer)
     assert list(chosen.components) == list(COMPONENTS)
     assert tuple(chosen.components.values()) == parts
-    assert (chosen.static, chosen.peak) == (static, peak)
+    assert (chosen.total, chosen.peak) == (static, peak)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,6 @@ def test_every_entry_says_where_it_is_from() -> None:
         for key, entry in entries.items():
             assert key == entry.key
             assert entry.source
-            assert entry.title
 
 
 @pytest.mark.parametrize(("precision", "optimizer"), [("fp64", "adam"), ("fp32", "lion")])
@@ -162,22 +160,22 @@ def run_of(*sizes: int, count: int = 1000) -> Measured:
 
 def test_sixteen_can_be_right_for_the_wrong_reason() -> None:
     autocast = run_of(4000, 0, 4000, 0, 8000)
-    assert match_recipe(recipe("autocast", "adamw"), autocast) == FormulaMatch(total=True, split=True)
-    assert match_recipe(recipe("amp-told", "adamw"), autocast) == FormulaMatch(total=True, split=False)
-    assert match_recipe(recipe("pure-half", "adamw"), autocast) == FormulaMatch(total=False, split=False)
-    assert match_published(PUBLISHED["zero-paper"], autocast) == FormulaMatch(total=True, split=False)
-    assert match_published(PUBLISHED["transformers-fp32"], autocast) == FormulaMatch(total=True, split=True)
+    assert match(recipe("autocast", "adamw"), autocast) == FormulaMatch(total=True, split=True)
+    assert match(recipe("amp-told", "adamw"), autocast) == FormulaMatch(total=True, split=False)
+    assert match(recipe("pure-half", "adamw"), autocast) == FormulaMatch(total=False, split=False)
+    assert match(PUBLISHED["zero-paper"], autocast) == FormulaMatch(total=True, split=False)
+    assert match(PUBLISHED["transformers-fp32"], autocast) == FormulaMatch(total=True, split=True)
 
 
 @pytest.mark.parametrize(("extra", "total"), [(160, True), (164, False), (-158, True), (-160, False)])
 def test_a_match_is_within_one_percent_of_what_was_measured(extra: int, total: bool) -> None:
-    assert match_recipe(recipe("fp32", "adamw"), run_of(4000, 0, 4000, 0, 8000 + extra)).total is total
+    assert match(recipe("fp32", "adamw"), run_of(4000, 0, 4000, 0, 8000 + extra)).total is total
 
 
 def test_a_difference_of_exactly_one_percent_matches() -> None:
     fp32 = recipe("fp32", "adamw")  # 16 bytes of each of 99 are 16 less than 1,600
-    assert match_recipe(fp32, run_of(400, 0, 400, 0, 800, count=99)) == FormulaMatch(total=True, split=True)
-    assert not match_recipe(fp32, run_of(400, 0, 400, 0, 801, count=99)).total
+    assert match(fp32, run_of(400, 0, 400, 0, 800, count=99)) == FormulaMatch(total=True, split=True)
+    assert not match(fp32, run_of(400, 0, 400, 0, 801, count=99)).total
 
 
 def test_static_memory_is_measured_after_backward_of_the_last_updated_step() -> None:

@@ -46,8 +46,8 @@ from ampmem.reporters.base import Detail
 from ampmem.reporters.text.run import (
     describe_allocator,
     describe_optimizers,
-    optimizers_or_none,
     parameters_in_short,
+    versions_and_model,
 )
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render
@@ -174,9 +174,9 @@ def test_an_optimizer_without_a_name_is_called_so(tmp_path: Path) -> None:
 def test_that_no_update_was_seen_is_not_said_to_be_none(tmp_path: Path) -> None:
     """An update in place allocates nothing, and a snapshot has allocations alone."""
     summary = summary_of(imported(tmp_path, first_step().snapshot()))
-    said = optimizers_or_none(replace(summary, optimizer=()))
-    assert said == "not known"
-    assert optimizers_or_none(replace(summary, optimizer=(), source=SourceKind.CPU)) == "none stepped"
+    unseen = replace(summary, optimizer=())
+    assert dict(versions_and_model(unseen))["optimizer"] == "not known"
+    assert dict(versions_and_model(replace(unseen, source=SourceKind.CPU)))["optimizer"] == "none stepped"
 
 
 def _update_of(story: Story) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from ampmem.analysis.budgets.budget import (
     Budget,
     BudgetFile,
     find_budgets,
+    module_in,
     parse_allowance,
     parse_budget,
 )
@@ -37,8 +38,8 @@ def test_a_budget_is_a_key_and_a_size(text: str, key: str, limit: int) -> None:
 
 
 def test_the_module_of_a_key() -> None:
-    assert parse_budget("modules.a.b.gradients=1").module == ("a.b", "gradients")
-    assert all(parse_budget(f"{key}=1").module is None for key in KEYS)
+    assert module_in(parse_budget("modules.a.b.gradients=1").key) == ("a.b", "gradients")
+    assert all(module_in(key) is None for key in KEYS)
 
 
 @pytest.mark.parametrize(

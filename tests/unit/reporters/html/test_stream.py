@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +26,11 @@ from ampmem.reporters.html.stream import (
     extreme_positions,
     framed,
     kept_positions,
+    kinds_header,
     kinds_of,
     planes,
     reduced_stream,
     stream_view,
-    tables_of,
 )
 
 NO_LIMIT = 1 << 40
@@ -340,9 +341,9 @@ def test_tables_begin_with_the_empty_text() -> None:
     texts = ["", "x", "a.py:1 f\n\nb.py:2 g", "float32", "[2, 3]"]
     columns = dict.fromkeys(("category", "bytes", "block_bytes", "name", "module", "op", "phase"), one)
     kinds = Kinds(**columns, stack=one * 2, dtype=one * 3, shape=one * 4)
-    tables = tables_of(kinds, texts)
-    assert tables.texts == ["", "x", "float32"]
-    assert (tables.shapes, tables.dtype.tolist(), tables.shape.tolist()) == (["", "[2, 3]"], [2], [1])
-    assert tables.frames == ["a.py:1 f", "b.py:2 g"]
-    assert tables.stacks == [[], [0, 1]]
-    assert (tables.name.tolist(), tables.stack.tolist()) == ([1], [1])
+    header: Any = kinds_header(kinds, texts)
+    assert header["texts"] == ["", "x", "float32"]
+    assert (header["shapes"], header["kinds"]["dtype"], header["kinds"]["shape"]) == (["", "[2, 3]"], [2], [1])
+    assert header["frames"] == ["a.py:1 f", "b.py:2 g"]
+    assert header["stacks"] == [[], [0, 1]]
+    assert (header["kinds"]["name"], header["kinds"]["stack"]) == ([1], [1])

@@ -25,7 +25,7 @@ from ampmem.names import NO_TIMES
 from ampmem.reporters.base import EVERYTHING, Detail
 from ampmem.reporters.html import page
 from ampmem.reporters.html.comparison import compared_runs, difference_headline
-from ampmem.reporters.html.run import RunEvents, Said, headlines, run_view, said_of
+from ampmem.reporters.html.run import RunEvents, Said, run_view, said_of
 from ampmem.reporters.html.safety import FOLDER
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.memory import breakdown_rows
@@ -112,7 +112,7 @@ def test_times_that_only_order_the_events_are_told_apart() -> None:
 def test_there_are_no_zero_copies_where_casts_cannot_be_told(source: SourceKind, arm: ArmRecord, told: bool) -> None:
     recording = one_step().recording(arm=arm, run=replace(RUN, source=source))
     _, summary = analysed(recording)
-    assert ("Precision copies" in [headline.label for headline in headlines(summary, None)]) == told
+    assert ("Precision copies" in [headline.label for headline in said_of(summary, ()).headlines]) == told
     # Nothing is cast outside of autocast.
     assert ("precision_copies" in render(summary, (), details=frozenset({Detail.MARKS}))) == (arm == ARM)
 
@@ -202,7 +202,7 @@ def test_the_copies_of_equal_layers_are_one_row() -> None:
 
 def test_headlines_are_at_most_five_and_begin_with_the_peak() -> None:
     _, summary = analysed(small_run().recording())
-    alone = headlines(summary, None)
+    alone = said_of(summary, ()).headlines
     assert [headline.label for headline in alone] == [
         "Peak",
         "Bytes per parameter",
@@ -216,7 +216,7 @@ def test_headlines_are_at_most_five_and_begin_with_the_peak() -> None:
     )
     against = difference_headline(compared(fp32_run(), small_run().recording()), 1)
     assert against is not None
-    known = headlines(replace(summary, allocator=allocator), against)
+    known = said_of(replace(summary, allocator=allocator), (), against).headlines
     assert [headline.label for headline in known] == [
         "Peak",
         "Reserved",

@@ -432,7 +432,7 @@ export interface ShortageWords {
   available: number | null;
   used: number;
   block: string;
-  largest: Array<LargeTensorView>;
+  largest: Array<LargeTensorRow>;
   commands: Array<string>;
   hint: string;
   facts: Array<FactView>;
@@ -440,7 +440,7 @@ export interface ShortageWords {
   remedies: Array<RemedyView>;
 }
 
-export interface LargeTensorView {
+export interface LargeTensorRow {
   bytes: number;
   count: string;
   kind: string;
