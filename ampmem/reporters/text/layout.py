@@ -70,7 +70,8 @@ def layout_for(stream: TextIO | None, environment: Mapping[str, str] = os.enviro
         if stream is not None and stream.isatty():
             colour = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
             # The width of standard output, or of the stream itself if that is a file; COLUMNS comes first.
-            own = os.get_terminal_size(stream.fileno()).columns or WIDTH
+            columns = shutil.get_terminal_size(fallback=(WIDTH, 0)).columns
+            own = os.get_terminal_size(stream.fileno()).columns or WIDTH  # raises if the stream has no descriptor
             columns = shutil.get_terminal_size(fallback=(own, 0)).columns
     return Layout(width=min(max(columns, NARROWEST), WIDEST), colour=colour)
 
