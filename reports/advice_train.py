@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ampmem.workloads.gpt import GPT, MLP, Config
+from ampmem.workloads.common import Sizes
+from ampmem.workloads.gpt import GPT, MLP
 
-SIZES = Config(vocabulary=2048, context=256, layers=6, heads=4, width=256, batch_size=4)
+SIZES = Sizes(vocabulary=2048, length=256, layers=6, heads=4, width=256, batch_size=4)
 WIDTHS = (1, 8, 2, 6, 3, 4)
 """The width of each block's hidden layer over the model's width, if the blocks are uneven."""
 STEPS = 2
@@ -59,7 +60,7 @@ def checkpoint_module(module: nn.Module, **how: Any) -> None:
 
 def tokens() -> Tensor:
     """A batch of token ids."""
-    return torch.randint(SIZES.vocabulary, (SIZES.batch_size, SIZES.context))
+    return torch.randint(SIZES.vocabulary, (SIZES.batch_size, SIZES.length))
 
 
 def loss_of(model: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2)
 """Values of ``activation_memory_budget``."""
 DECODER = """
 from ampmem.workloads import gpt
-gpt.PRESETS["full"] = gpt.Config(vocabulary=50257, context=2048, layers=32, heads=32, width=4096, batch_size=1)
+gpt.PRESETS["full"] = gpt.Sizes(vocabulary=50257, length=2048, layers=32, heads=32, width=4096, batch_size=1)
 gpt.main(["--preset", "full", "--device", "cuda"])
 """
 

@@ -47,11 +47,12 @@ from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
 from ampmem.recorder.sources import extension
 from ampmem.workloads import gpt, resnet
+from ampmem.workloads.common import Sizes
 
-SMALL_GPT = gpt.Config(vocabulary=512, context=64, layers=2, heads=4, width=96, batch_size=4)
-NARROW_GPT = gpt.Config(vocabulary=512, context=16, layers=12, heads=4, width=96, batch_size=2)
-WIDER_GPT = gpt.Config(vocabulary=512, context=128, layers=12, heads=4, width=192, batch_size=4)
-GPT_2 = gpt.Config(vocabulary=50257, context=128, layers=12, heads=12, width=768, batch_size=4)
+SMALL_GPT = Sizes(vocabulary=512, length=64, layers=2, heads=4, width=96, batch_size=4)
+NARROW_GPT = Sizes(vocabulary=512, length=16, layers=12, heads=4, width=96, batch_size=2)
+WIDER_GPT = Sizes(vocabulary=512, length=128, layers=12, heads=4, width=192, batch_size=4)
+GPT_2 = Sizes(vocabulary=50257, length=128, layers=12, heads=12, width=768, batch_size=4)
 SHORT_RESNET = resnet.Config(layers=(2, 2, 2, 2), width=16, classes=10, image=32, batch_size=2)
 RESNET_50 = resnet.Config(layers=(3, 4, 6, 3), width=64, classes=1000, image=224, batch_size=8)
 
@@ -59,9 +60,9 @@ Loss = Callable[[], Tensor]
 Parts = tuple[nn.Module, Optimizer, Loss]
 
 
-def _gpt(config: gpt.Config) -> Parts:
+def _gpt(config: Sizes) -> Parts:
     model = gpt.GPT(config)
-    text = torch.randint(config.vocabulary, (config.batch_size, config.context + 1))
+    text = torch.randint(config.vocabulary, (config.batch_size, config.length + 1))
     inputs, targets = text[:, :-1], text[:, 1:].flatten()
     return model, AdamW(model.parameters()), lambda: F.cross_entropy(model(inputs).flatten(0, 1), targets)
 

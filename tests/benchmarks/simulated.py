@@ -21,7 +21,7 @@ GIB = 1 << 30
 LLAMA = Path(__file__).parent / "llama_70b.py"
 DECODER = """
 from ampmem.workloads import gpt
-gpt.PRESETS["full"] = gpt.Config(vocabulary=50257, context=2048, layers=32, heads=32, width=4096, batch_size=1)
+gpt.PRESETS["full"] = gpt.Sizes(vocabulary=50257, length=2048, layers=32, heads=32, width=4096, batch_size=1)
 gpt.main(["--preset", "full", "--device", "cuda", "--precision", "amp"])
 """
 

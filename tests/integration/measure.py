@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampmem
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Recording
+from ampmem.workloads import common
 from ampmem.workloads.common import WorkloadOptions
 
 WORKLOADS = ("gpt", "bert", "resnet", "reuse", "gan", "accumulate", "checkpointed")
@@ -116,7 +117,8 @@ def options(precision: str, **rest: Any) -> WorkloadOptions:
 def watched(module: ModuleType, *, keep: bool = True) -> Iterator[Run]:
     """A workload's losses while its ``train`` runs here; and, to ``keep``, what it builds."""
     run = Run()
-    build, report = module.build, module.report_step
+    reporting = module if hasattr(module, "report_step") else common  # some share a loop, which is in common
+    build, report = module.build, reporting.report_step
 
     def watch_build(*args: Any, **kwargs: Any) -> Any:
         built = build(*args, **kwargs)
@@ -126,11 +128,11 @@ def watched(module: ModuleType, *, keep: bool = True) -> Iterator[Run]:
                 optimizer.register_step_pre_hook(lambda *_: run.gradients.append(gradients(*run.models)))
         return built
 
-    module.build, module.report_step = watch_build, lambda step, loss: run.losses.append(loss)
+    module.build, reporting.report_step = watch_build, lambda step, loss: run.losses.append(loss)
     try:
         yield run
     finally:
-        module.build, module.report_step = build, report
+        module.build, reporting.report_step = build, report
 
 
 def train(name: str, precision: str, **rest: Any) -> Run:
