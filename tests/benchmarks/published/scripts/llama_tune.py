@@ -3,8 +3,8 @@
     python llama_tune.py [--compile] [--chunked] [--checkpoint] [--step-in-backward]
 
 Attention over packed rows is flex attention, which is compiled in each case. ``--compile`` compiles each layer, and the
-loss of one part: the recipe throws the compiled loss of the whole away. ``--chunked`` has logits and loss in eight parts.
-AdamW, fused, since the row with checkpoints has no room for the temporaries of another one.
+loss of a chunk: the recipe throws the compiled loss of the whole away. ``--chunked`` has logits and loss in eight
+chunks. AdamW is fused: what the runs with checkpoints took has no room for the temporaries of another one.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ class Norm(nn.Module):
 class Turns(nn.Module):
     """Rotary embeddings, at the places that each token has in its own sample."""
 
+    cache: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("cache", torch.zeros(131_072, HEAD // 2, 2, dtype=torch.float32), persistent=False)
 
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
         """(batch, length, heads, width)."""
-        turns = self.cache[places]
         pairs = x.float().reshape(*x.shape[:-1], -1, 2)
-        turns = turns.view(-1, pairs.size(1), 1, pairs.size(3), 2)
+        turns = self.cache[places].view(-1, pairs.size(1), 1, pairs.size(3), 2)
         turned = [
             pairs[..., 0] * turns[..., 0] - pairs[..., 1] * turns[..., 1],
             pairs[..., 1] * turns[..., 0] + pairs[..., 0] * turns[..., 1],
@@ -133,10 +134,10 @@ class Loss(nn.Module):
         """The mean over all labels."""
         parts = [part.reshape(-1) for part in labels.chunk(len(logits), dim=1)]
         flat = [part.reshape(-1, part.size(-1)) for part in logits]
-        total = 0.0
+        total: Any = 0.0
         for logit, label in zip(flat, parts, strict=True):
             total += self.part(logit, label)
-        return total / (labels != IGNORED).sum()  # type: ignore[return-value]
+        return total / (labels != IGNORED).sum()  # type: ignore[no-any-return]
 
 
 def batch() -> dict[str, Any]:
@@ -169,7 +170,7 @@ def main() -> None:
             layer.compile()
         if options.chunked:
             loss_of.part = torch.compile(loss_of.part)
-    optimizers = {}
+    optimizers: dict[Tensor, torch.optim.Optimizer] = {}
     if options.step_in_backward:
 
         def update(parameter: Tensor) -> None:
