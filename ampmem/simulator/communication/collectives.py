@@ -47,8 +47,7 @@ _NO_GROUP = (
 
 def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
     """Let the script make process groups of ``world``; the returned undo also destroys those that are left."""
-    distributed = torch.distributed
-    owners = (distributed, distributed.distributed_c10d)
+    owners = (dist, dist.distributed_c10d)
     named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
     patches = {
         "init_process_group": _start(world, named, device),
@@ -60,17 +59,16 @@ def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
         if world.size > 1:
             device.warn(_NO_GROUP)  # retracted when the script creates a process group
         undo.callback(replace_all(owners, patches))
-        undo.callback(replace_all((distributed,), {"is_nccl_available": lambda: True}))
+        undo.callback(replace_all((dist,), {"is_nccl_available": lambda: True}))
         undo.callback(replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL}))
         # The mesh's module imports these functions by name, and creates the default group if the script has not.
         meshes = {name: patches[name] for name in ("init_process_group", "new_group")}
-        undo.callback(replace_all((distributed.device_mesh,), meshes))
+        undo.callback(replace_all((dist.device_mesh,), meshes))
         return undo.pop_all().close
 
 
 def _start(world: World, named: weakref.WeakKeyDictionary[Any, str], device: SimulatedDevice) -> Callable[..., None]:
-    distributed = torch.distributed
-    original = distributed.init_process_group
+    original = dist.init_process_group
 
     @functools.wraps(original)
     def init_process_group(
@@ -94,7 +92,7 @@ def _start(world: World, named: weakref.WeakKeyDictionary[Any, str], device: Sim
             )
         original(FAKE, store=FakeStore(), world_size=world.size, rank=world.rank)
         device.retract(_NO_GROUP)
-        named[distributed.group.WORLD] = str(backend or _DEFAULT)
+        named[dist.group.WORLD] = str(backend or _DEFAULT)
 
     return init_process_group
 
@@ -135,8 +133,8 @@ def _backend(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., str]:
 
 
 def _end() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 c10d = torch.ops.c10d
