@@ -33,7 +33,8 @@ RUNNER, RUNNER_LINE = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)
 
 _PYTHON = str(Path(os.__file__).parent) + os.sep
 _TORCH, *_OTHERS = (str(Path("site-packages", name)) + os.sep for name in ("torch", "numpy", "safetensors"))
-
+_WRAPPERS = str(Path("site-packages", "typing_extensions.py"))
+"""The file whose frames wrap torch's deprecated functions."""
 
 _COMPILED = "torch._inductor.runtime.compile_tasks."
 """How the names of the modules begin whose code ``torch.compile`` has made."""
@@ -42,8 +43,8 @@ OP_CALLER = str(Path("torch", "_ops.py"))
 
 
 def is_torch(file: str) -> bool:
-    """Whether ``file`` is one of torch's."""
-    return _TORCH in file
+    """Whether ``file`` is one of torch's, or wraps its functions."""
+    return _TORCH in file or file.endswith(_WRAPPERS)
 
 
 def is_library(file: str) -> bool:

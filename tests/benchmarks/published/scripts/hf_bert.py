@@ -5,8 +5,8 @@
 
 ``masked`` is the base model with its masked-language head, as milabench trains it: Adam, and the gradients of a step
 are never set to zero. ``classes`` is the large one with two classes, as a document on training with one GPU did:
-attention written in plain ops, AdamW or Adafactor, and gradients that stay, as zeros. ``--float16`` is autocast with a
-gradient scaler.
+attention written in plain ops, AdamW, Adafactor or bitsandbytes' Adam8bit, and gradients that stay, as zeros.
+``--float16`` is autocast with a gradient scaler.
 """
 
 from __future__ import annotations
@@ -50,12 +50,16 @@ def main() -> None:
     parser.add_argument("task", choices=["masked", "classes"])
     parser.add_argument("batch", type=int)
     parser.add_argument("--float16", action="store_true")
-    parser.add_argument("--optimizer", choices=["adam", "adamw", "adafactor"], default="adam")
+    parser.add_argument("--optimizer", choices=["adam", "adamw", "adafactor", "adam8bit"], default="adam")
     parser.add_argument("--accumulate", type=int, default=1, metavar="N")
     parser.add_argument("--checkpoint", action="store_true")
     options = parser.parse_args()
     model = built(options.task, options.checkpoint)
-    made = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "adafactor": Adafactor}[options.optimizer]
+    made: Any
+    if options.optimizer == "adam8bit":
+        from bitsandbytes.optim import Adam8bit as made
+    else:
+        made = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "adafactor": Adafactor}[options.optimizer]
     rest = {"foreach": False} if options.optimizer == "adamw" else {}
     rest |= {"lr": 1e-3, "relative_step": False, "scale_parameter": False} if options.optimizer == "adafactor" else {}
     optimizer = made(model.parameters(), **rest)
