@@ -446,6 +446,8 @@ def force_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _type_of(option: ForcedOption) -> click.ParamType[Any] | None:
     if option.choices:
         return click.Choice(option.choices)
+    if option.share:
+        return click.FloatRange(0, 1, min_open=True, max_open=True)
     return None if option.least is None else click.IntRange(min=option.least)
 
 

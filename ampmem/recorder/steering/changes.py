@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.steering.compiling import COMPILE_HOOKS
 from ampmem.recorder.steering.parallel import PARALLEL_HOOKS, ForcedChange, Hook
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import (
@@ -581,6 +582,7 @@ _OF_THE_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNor
 
 HOOKS: Mapping[str, Hook] = {
     **PARALLEL_HOOKS,
+    **COMPILE_HOOKS,
     "checkpoint": _Checkpoints,
     "offload": lambda option, _, note: _Offload(option, note),
     "foreach": functools.partial(_Implementation, "foreach"),

@@ -222,9 +222,17 @@ _compile_context: Any = optional(
 )
 
 
+_COMPILED_CALL = "_compiled_call_impl"
+
+
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Whether ``module.compile()`` was called; ``False`` if this torch has no such attribute."""
-    return vars(module).get("_compiled_call_impl") is not None
+    return vars(module).get(_COMPILED_CALL) is not None
+
+
+def run_uncompiled(module: torch.nn.Module) -> None:
+    """Undo ``module.compile()``."""
+    vars(module).pop(_COMPILED_CALL, None)
 
 
 def makes_graph() -> bool:
