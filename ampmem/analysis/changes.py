@@ -112,8 +112,7 @@ class Change:
     ``{value}`` in them.
 
     ``refused`` says why a value is not run, ``not_on_cpu`` why none is on a CPU. ``unproven`` says why its results are
-    not compared; ``computes`` that it changes what the script computes. ``finding`` is the code of the finding whose
-    advice it is.
+    not compared; ``computes`` that it changes what the script computes.
     """
 
     field: str
@@ -128,7 +127,6 @@ class Change:
     not_on_cpu: str = ""
     unproven: str = ""
     computes: bool = False
-    finding: str = ""
 
     def in_words(self, value: Any, script: Script) -> str:
         """The change in words."""
@@ -228,7 +226,6 @@ CHANGES = (
         code=_with_argument("foreach={value}"),
         refused=lambda _, script: script.no_foreach,
         not_on_cpu="on a CPU torch's optimizers use foreach only if the script asks for it",
-        finding="foreach-temporaries",
     ),
     Change(
         field="fused",
@@ -239,7 +236,6 @@ CHANGES = (
         cost="fewer kernels",
         code=_with_argument("fused=True"),
         refused=lambda _, script: script.no_fused,
-        finding="foreach-temporaries",
     ),
     Change(
         field="loss_chunks",
@@ -250,7 +246,6 @@ CHANGES = (
         cost="recomputes the loss's log-softmax in each step",
         code=_chunks,
         refused=lambda _, script: script.no_loss,
-        finding="fp32-activations",
     ),
     Change(
         field="free_gradients",
@@ -260,7 +255,6 @@ CHANGES = (
         name="gradients freed after the update",
         code="optimizer.zero_grad()  # right after optimizer.step()",
         combined=Combined.CHEAP,
-        finding="gradients-through-forward",
     ),
     Change(
         field="no_cache",
@@ -282,7 +276,6 @@ CHANGES = (
         combined=Combined.SETTING,
         not_on_cpu="the setting is for CUDA's caching allocator, which the CPU does not have",
         unproven="the setting changes where CUDA's allocator places tensors, and a CPU does not have that allocator",
-        finding="fragmentation",
     ),
     Change(
         field="workspace",

@@ -154,6 +154,7 @@ class Session:
         held = (mode.saved.let_go, self._casts.let_go)
         known = (self, self.source, log, models, self._update, self._arm_seen, self.options)
         self._hooks = Hooks(*known, hold_tensors=held)
+        self.computes_again = self._hooks.code.computes_again
         self.forked_child = partial(children.forked, self)
         self._unskim: Undo | None = None
         self._look: Callable[[], object] | None = None

@@ -48,8 +48,9 @@ FORCED_BY_ADVISE: Mapping[str, str] = {
     "foreach-temporaries": "foreach,fused",
     "fragmentation": "allocator",
     "gradients-through-forward": "gradients",
+    "fp32-activations": "loss",
 }
-"""By code: the name that ``ampmem advise --allow`` has for the change that the finding suggests."""
+"""By code: the names that ``ampmem advise --allow`` has for the changes that the finding suggests."""
 
 SEVERITIES = ("warning", "advice", "info")
 """The severities in the order of display."""
@@ -108,7 +109,7 @@ def _proven(finding: Finding) -> Finding:
 def _pointing(finding: Finding, analysis: Analysis) -> Finding:
     """``finding`` with the command that proves its change, if there is one."""
     of_loss = finding.change == precision.IN_CHUNKS and "nll_loss" in finding.message  # F.cross_entropy's op
-    changes = "loss" if of_loss else FORCED_BY_ADVISE.get(finding.code)
-    if changes is None or finding.severity != "advice":
+    changes = FORCED_BY_ADVISE.get(finding.code)
+    if changes is None or finding.severity != "advice" or (changes == "loss" and not of_loss):
         return finding
     return replace(finding, proof=advise_command(analysis.recording, None, "--allow", changes) or "")

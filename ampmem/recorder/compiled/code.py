@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import weakref
 from bisect import bisect_right
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from time import time_ns
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +53,8 @@ class CompiledCode:
         self._graphs: dict[int, tuple[weakref.ref[Any], Graph]] = {}
         """By ``id`` of torch's object."""
         self._all: list[Graph] = []
-        self._paths: set[str] = set()
+        self._paths: dict[str, Graph] = {}
+        """The newest graph whose text is in a file."""
         self._calls: list[Call] = []
         self._made: dict[int, Call] = {}
         """The newest call of a forward that returned the memory at an address."""
@@ -60,6 +63,16 @@ class CompiledCode:
         self._bytes = self._unnamed = 0
         self.explained = 0
         """How many calls of forwards there were whose text says everything."""
+
+    def computes_again(self) -> bool:
+        """Whether compiled code runs an op of forward again in backward, now."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            graph = self._paths.get(frame.f_code.co_filename)
+            if graph is not None:
+                return graph.computes_again(frame.f_lineno)
+            frame = frame.f_back
+        return False
 
     def notes(self) -> list[str]:
         """A note on what has no name."""
@@ -95,7 +108,7 @@ class CompiledCode:
                 graph.pair.pair = graph
         self._graphs[id(compiled)] = weakref.ref(compiled), graph
         self._all.append(graph)
-        self._paths.add(path)
+        self._paths[path] = graph
         self._places.clear()
         return graph
 

@@ -19,7 +19,7 @@ from ampmem.recorder.torch_private.inductor import COMPILES, memory_budget, set_
 
 MODULE_CALL: Place = (nn.Module, "__call__")
 """What runs a module, before torch looks up how."""
-_COMPILE_IN_PLACE: Place = (nn.Module, "compile")
+COMPILE_IN_PLACE: Place = (nn.Module, "compile")
 
 
 class _LeftOut(ForcedChange):
@@ -28,7 +28,7 @@ class _LeftOut(ForcedChange):
     def install(self) -> Undo:
         with ExitStack() as undo:
             undo.callback(patch(*COMPILE, self._wrap))
-            undo.callback(patch(*_COMPILE_IN_PLACE, self._wrap_in_place))
+            undo.callback(patch(*COMPILE_IN_PLACE, self._wrap_in_place))
             return undo.pop_all().close
 
     def _why_not_done(self) -> str:
@@ -99,6 +99,8 @@ class _PutIn(ForcedChange):
         def __call__(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling() and module not in self._seen and torch.is_grad_enabled():
                 self._compile(module)
+                if module in self._seen:
+                    return module(*args, **kwargs)  # other changes may have replaced the call meanwhile
             return original(module, *args, **kwargs)
 
         return __call__
