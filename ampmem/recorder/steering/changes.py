@@ -29,6 +29,7 @@ from ampmem.recorder.steering.compiling import COMPILE_HOOKS, COMPILE_IN_PLACE, 
 from ampmem.recorder.steering.parallel import PARALLEL_HOOKS, ForcedChange, Hook
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import (
+    COMPILE,
     FUSED_INITS,
     OPTIMIZER_INIT,
     WRAPPER,
@@ -45,6 +46,7 @@ from ampmem.recorder.torch_private.general import (
     top_saved_hooks,
     version_of,
 )
+from ampmem.recorder.torch_private.inductor import know_functions
 from ampmem.vocabulary import Forced, forced_options
 
 _CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped by one of another file
@@ -456,12 +458,13 @@ class _ChunkedLoss(ForcedChange):
     def __init__(self, option: str, count: int, note: Callable[[str], None]) -> None:
         super().__init__(option, note)
         self._count = count
-        self._installed = False
+        self._installed = self._known = False
 
     def install(self) -> Undo:
         place: Place = (functional, "cross_entropy")  # nn.CrossEntropyLoss calls it through this module, too
         with ExitStack() as undo:
             undo.callback(setattr, self, "_installed", False)
+            undo.callback(patch(*COMPILE, self._wrap_compile))
             undo.callback(patch(*place, self._wrap))
             self._installed = True  # code that imported the function keeps ours after the end
             return undo.pop_all().close
@@ -484,6 +487,17 @@ class _ChunkedLoss(ForcedChange):
             return self._computed(original, given["input"], given["target"], given["ignore_index"], given["reduction"])
 
         return cross_entropy
+
+    def _wrap_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compile(*args: Any, **options: Any) -> Any:
+            compiled = original(*args, **options)
+            if not self._known:
+                self._known = True
+                know_functions()
+            return compiled
+
+        return compile
 
     def _is_due(self) -> bool:
         if not self._installed or not torch.is_grad_enabled():

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ampmem.patching import Undo, added
+from ampmem.patching import Undo, added, suspended
 from ampmem.recorder.torch_private.entries import Place, patched
 
 _UNNAMED = "memory inside compiled code has no names"
@@ -43,6 +43,16 @@ def set_memory_budget(share: float) -> Undo:
 def memory_budget() -> float:
     """The share of its activations that compiled code may keep for backward."""
     return float(getattr(import_module(_FUNCTORCH), _BUDGET))
+
+
+def know_functions() -> None:
+    """Have dynamo, once it is imported, know torch's own functions: it takes what it finds by name when it traces."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    known = getattr(rules, "get_torch_obj_rule_map", None)
+    if known is not None:
+        known.cache_clear()
+        with suspended():
+            known()
 
 
 def graph_places() -> tuple[Place, Place] | None:
