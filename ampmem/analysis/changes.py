@@ -26,6 +26,9 @@ WORKSPACE = ":16:8"
 LOSS_CHUNKS = 8
 """The number of chunks in which the loss is tried."""
 
+MEMORY_BUDGETS = (0.75, 0.5, 0.25)
+"""The shares of its activations that compiled code may keep for backward, in the order in which they are tried."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
@@ -46,6 +49,8 @@ class Script:
     """Why ``fused=True`` is not tried; ``None`` where it is tried."""
     no_foreach: str | None = None
     """Why ``foreach=False`` is not tried; ``None`` where it is tried."""
+    compiles: bool = False
+    """Whether the script trains compiled code."""
     idle_gradients: bool = False
     """Whether gradients that the update has used already are still alive when forward starts."""
     cached_casts: bool = False
@@ -248,6 +253,24 @@ CHANGES = (
         refused=lambda _, script: script.no_loss,
     ),
     Change(
+        field="compile",
+        allow="compile",
+        about="model.compile(), if the script compiles nothing",
+        tried=lambda script: None if script.compiles else True,
+        name="model.compile()",
+        cost="compiles once; rounds differently",
+        code="model.compile()  # before the first step",
+    ),
+    Change(
+        field="activation_memory_budget",
+        allow="memory-budget",
+        about="activation_memory_budget of compiled code",
+        tried=lambda script: MEMORY_BUDGETS[0] if script.compiles else None,
+        name="activation_memory_budget {value}",
+        cost=lambda _, __, trial: None if trial.recomputed_flops else "recomputes other operations than products",
+        code="torch._functorch.config.activation_memory_budget = {value}  # before the first step",
+    ),
+    Change(
         field="free_gradients",
         allow="gradients",
         about="set to None after the update, if they are alive in forward",
@@ -367,6 +390,11 @@ def changes_in(forced: Forced) -> list[tuple[Change, Any]]:
     """The changes that are forced, each with its value."""
     kinds = forced.kinds()
     return [(change, getattr(forced, change.field)) for change in CHANGES if change.field in kinds]
+
+
+def computing(forced: Forced) -> dict[str, Any]:
+    """The changes of what the script computes, each with its value, by field."""
+    return {change.field: value for change, value in changes_in(forced) if change.computes}
 
 
 def alone(change: Change, script: Script) -> Forced | None:

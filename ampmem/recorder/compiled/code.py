@@ -18,6 +18,7 @@ import numpy as np
 from torch import nn
 
 from ampmem.events import Action, Column, Fact, FactColumns
+from ampmem.names import COMPILED_BACKWARD
 from ampmem.recorder.compiled.graphs import Call, Graph, Name, Names, Origin, Traced, frames_of, part_of, script_lines
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -27,7 +28,7 @@ from ampmem.recorder.torch_private.inductor import DynamoNode, compile_id, sourc
 from ampmem.units import format_bytes
 
 _LINE = re.compile(r"(.+):(\d+) (?:\S+\.)?(?:call|partition_\d+)")
-_SAVED_BY, BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
+_SAVED_BY, BACKWARD = "CompiledFunction", COMPILED_BACKWARD
 """The autograd Function that runs compiled graphs, and its node."""
 _UNNAMED = (
     "{unnamed} of {all} allocated inside compiled code have no module or source line: the code that torch.compile "

@@ -165,9 +165,7 @@ class _Forwards(ForcedChange):
 
         return run
 
-    def _run_compiled(
-        self, called: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    def _run_compiled(self, called: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the ``forward``, ``called`` so, of ``module``, chosen or not, in compiled code: dynamo traces this."""
         return forward(module, *args, **kwargs)
 
@@ -239,9 +237,7 @@ class _Checkpoints(_Forwards):
         for module in self._chosen:
             vars(module).pop(_MARK, None)
 
-    def _run_compiled(
-        self, called: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    def _run_compiled(self, called: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if getattr(module, _MARK, "") != called or not torch.is_grad_enabled():
             return forward(module, *args, **kwargs)
         self._made()
