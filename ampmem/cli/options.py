@@ -150,7 +150,7 @@ _GROUPS = (
     _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
     _group(
         "Script and precision",
-        "as_module arm arms dtype seed",
+        "as_module arm arms dtype seed compiles",
         "--precision fp32,amp --times",
         "--precision fp32,amp --points 9",
         "--precision amp --dtype fp16",
