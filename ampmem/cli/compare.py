@@ -12,6 +12,7 @@ import click
 
 from ampmem.analysis.comparison import Entry, entry_of
 from ampmem.analysis.comparison import compare as compare_entries
+from ampmem.analysis.difference.changes import by_module
 from ampmem.analysis.difference.difference import difference
 from ampmem.analysis.difference.sides import read_side
 from ampmem.analysis.ranks.jobs import read_runs
@@ -277,8 +278,9 @@ def _compiling(plan: _Plan, outcomes: Sequence[_Outcome]) -> Iterator[str]:
     by_run = {outcome.run: outcome for outcome in outcomes if outcome.entry.summary is not None}
     for run in [run for run in by_run if run.compiled is not None and _Run(run.arm) in by_run]:
         sides = [read_side(plan.path(each)) for each in (_Run(run.arm), run)]
-        before, after = sides if run.compiled else reversed(sides)
-        yield f"{layout.strong(f'what compiling changes: {run.arm}')}\n\n{render_difference(difference(before, after), layout)}"
+        found = difference(*sides if run.compiled else reversed(sides))
+        text = render_difference(replace(found, changes=by_module(found.changes)), layout)
+        yield f"{layout.strong(f'what compiling changes: {run.arm}')}\n\n{text}"
 
 
 def _rendered(outcomes: list[_Outcome], recorded: list[Path], *, ranks: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -115,6 +115,29 @@ def of_category(category: Category, before: int, after: int) -> GroupChange:
         count_before=0,
         count_after=0,
     )
+
+
+def by_module(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
+    """``changes`` summed up by category and module: compiled code has other ops and functions, and names its model."""
+    found: dict[tuple[Category, str | None], list[GroupChange]] = {}
+    for change in changes:
+        module = None if change.module is None else change.module.replace(_WRAPPED, "")
+        found.setdefault((change.category, module), []).append(change)
+    summed = (_sum(category, module, mine) for (category, module), mine in found.items())
+    return largest_first(each for each in summed if each.grown)
+
+
+def _sum(category: Category, module: str | None, changes: Sequence[GroupChange]) -> GroupChange:
+    return replace(
+        of_category(category, sum(each.before for each in changes), sum(each.after for each in changes)),
+        module=module,
+        count_before=sum(each.count_before for each in changes),
+        count_after=sum(each.count_after for each in changes),
+    )
+
+
+_WRAPPED = "_orig_mod."
+"""What the path of a module begins with inside a model that ``torch.compile`` returned."""
 
 
 def _change(pair: Match) -> GroupChange:
