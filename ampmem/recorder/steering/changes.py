@@ -499,7 +499,8 @@ class _ChunkedLoss(ForcedChange):
         if not self._installed or not torch.is_grad_enabled():
             return False
         if torch.compiler.is_compiling():
-            return True
+            # Graphs name the function, and are run when they are traced again: its chunks are in them already.
+            return torch.compiler.is_dynamo_compiling()
         if in_backward():
             return False
         if is_running(_CHECKPOINT_FILE):
