@@ -473,7 +473,7 @@ class _ChunkedLoss(ForcedChange):
         def cross_entropy(*args: Any, **kwargs: Any) -> torch.Tensor:
             if not self._is_due():
                 return original(*args, **kwargs)
-            given = _given(*args, **kwargs)
+            given = {**_OTHERS, **dict(zip(("input", *_OTHERS), args, strict=False)), **kwargs}
             if isinstance(given["input"], torch.Tensor) and not given["input"].requires_grad:
                 return original(*args, **kwargs)
             reason = _not_in_chunks(given, self._count)
@@ -527,27 +527,16 @@ class _ChunkedLoss(ForcedChange):
             self.note(f"forced: cross_entropy in {self._count} chunks, each under activation checkpointing")
 
 
-def _given(
-    input: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> dict[str, Any]:
-    """The arguments of ``F.cross_entropy`` by name: dynamo does not trace the module inspect."""
-    return {
-        "input": input,
-        "target": target,
-        "weight": weight,
-        "size_average": size_average,
-        "ignore_index": ignore_index,
-        "reduce": reduce,
-        "reduction": reduction,
-        "label_smoothing": label_smoothing,
-    }
+_OTHERS = {
+    "target": None,
+    "weight": None,
+    "size_average": None,
+    "ignore_index": -100,
+    "reduce": None,
+    "reduction": "mean",
+    "label_smoothing": 0.0,
+}
+"""The arguments of ``F.cross_entropy`` after the first, with their defaults: dynamo does not trace ``inspect``."""
 
 
 def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:

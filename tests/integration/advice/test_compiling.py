@@ -91,11 +91,11 @@ def write(folder: Path, change: str, loss: str = LOSS) -> None:
 def recorded(folder: Path, options: str, change: str, loss: str = LOSS) -> tuple[Counter[Any], list[Any], list[str]]:
     """The allocations and frees, the peaks and what is left after forward of each step, and the notes."""
     write(folder, change, loss)
-    command = ("profile", "--gpu", "h100", "--seed", "0", "--quiet", "--force", "-o", "run.ampmem")
+    command = ("profile", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force", "-o", "run.ampmem")
     done = ampmem(folder, *command, *options.split(), "train.py")
     assert done.returncode == 0, done.stderr
     recording = read(folder / "run.ampmem")
-    steps = [(step.peak.requested, step.marks.after_forward) for step in summarize(recording).steps]
+    steps = [(step.peak.said, step.marks.after_forward) for step in summarize(recording).steps]
     events = Counter(zip(recording.events.action.tolist(), recording.events.bytes.tolist(), strict=True))
     return events, steps, list(recording.remarks)
 
