@@ -297,7 +297,7 @@ class _Offload(_Forwards):
             return self._alone(forward, module, *args, **kwargs)
 
 
-_MARK = "_ampmem_checkpointed"
+_MARK = "ampmem_checkpoints"
 """The attribute of a module that is checkpointed in compiled code: the name of the forward, while it is recorded."""
 
 

@@ -64,7 +64,7 @@ class _PutIn(ForcedChange):
         super().__init__(option, note)
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._compiles = False
+        self._compiles = self._script_compiles = False
         self._calls = ExitStack()
 
     def install(self) -> Undo:
@@ -89,6 +89,7 @@ class _PutIn(ForcedChange):
         @functools.wraps(original)
         def compile(*args: Any, **options: Any) -> Any:
             if not self._compiles:
+                self._script_compiles = True
                 self.refuse("the script calls torch.compile itself")
             return original(*args, **options)
 
@@ -108,7 +109,7 @@ class _PutIn(ForcedChange):
     def _compile(self, model: nn.Module) -> None:
         """Compile ``model``, an outermost one that is about to run, if it trains."""
         trains = model.training and any(parameter.requires_grad for parameter in model.parameters())
-        if not trains or self._refused:
+        if not trains or self._script_compiles:
             return
         self._seen.update(model.modules())
         self._compiles = True
