@@ -231,7 +231,7 @@ def _budgets(trials: Trials, singles: Mapping[str, Forced], allowed: frozenset[s
     compiled = singles.get("compile")
     if "activation_memory_budget" in singles:
         base = NOTHING_FORCED
-    elif "memory-budget" in allowed and compiled in trials and _lowers(trials, compiled):
+    elif compiled in trials and compiled is not None and "memory-budget" in allowed and _lowers(trials, compiled):
         base = compiled
     else:
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import TypeAlias
 from ampmem.analysis.difference.matching import Match, match
 from ampmem.analysis.difference.sides import Group
 from ampmem.analysis.jsonable import like
+from ampmem.analysis.modules import ROOT
 from ampmem.analysis.ops import user_frame
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import of_all_layers
@@ -121,7 +123,7 @@ def by_module(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
     """``changes`` summed up by category and module: compiled code has other ops and functions, and names its model."""
     found: dict[tuple[Category, str | None], list[GroupChange]] = {}
     for change in changes:
-        module = None if change.module is None else change.module.replace(_WRAPPED, "")
+        module = None if change.module is None else _WRAPPED.sub("", change.module).strip(".") or ROOT
         found.setdefault((change.category, module), []).append(change)
     summed = (_sum(category, module, mine) for (category, module), mine in found.items())
     return largest_first(each for each in summed if each.grown)
@@ -136,8 +138,8 @@ def _sum(category: Category, module: str | None, changes: Sequence[GroupChange])
     )
 
 
-_WRAPPED = "_orig_mod."
-"""What the path of a module begins with inside a model that ``torch.compile`` returned."""
+_WRAPPED = re.compile(r"(^|\.)_orig_mod(?=\.|$)")
+"""A part of the path of a module in a model that ``torch.compile`` returned."""
 
 
 def _change(pair: Match) -> GroupChange:
