@@ -267,7 +267,7 @@ CHANGES = (
         about="activation_memory_budget of compiled code",
         tried=lambda script: MEMORY_BUDGETS[0] if script.compiles else None,
         name="activation_memory_budget {value}",
-        cost=lambda _, __, trial: None if trial.recomputed_flops else "recomputes other operations than products",
+        cost=lambda _, __, trial: None if trial.recomputed_flops else "recomputes cheap operations in backward",
         code="torch._functorch.config.activation_memory_budget = {value}  # before the first step",
     ),
     Change(
