@@ -168,6 +168,15 @@ CASTS_COMPILED = (
 """The note that there may be more casts than were seen."""
 
 
+COMPILED_BACKWARD = "CompiledFunctionBackward"
+"""The node of autograd that runs the backward of compiled code."""
+
+
+def trains_compiled(texts: Iterable[str]) -> bool:
+    """Whether a recording with these ``texts`` has a backward of compiled code."""
+    return COMPILED_BACKWARD in texts
+
+
 def casts_compiled(notes: Sequence[str]) -> bool:
     """Whether a recording with these ``notes`` may lack casts made in compiled code."""
     return CASTS_COMPILED in notes

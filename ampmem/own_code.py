@@ -15,14 +15,18 @@ _IN_SCRIPT = tuple(str(_PACKAGE / name) + os.sep for name in ("recorder", "simul
 RECORDING_CODE = (*_IN_SCRIPT, *_ALONE, str(_PACKAGE / "block.py"))
 """The beginnings of the file names of ampmem's frames in the middle of a script."""
 
-_CHANGES = _PACKAGE / "recorder" / "steering"
+_TRACED = tuple(_PACKAGE / "recorder" / name for name in ("steering", "hooks/modules.py"))
 
 
 def untraced_code() -> list[str]:
-    """:data:`RECORDING_CODE` without the code of forced changes, which is a part of what the script does."""
-    recorder = f"{_CHANGES.parent}{os.sep}"
-    beside = (str(each) for each in _CHANGES.parent.iterdir() if each != _CHANGES)
-    return [*(each for each in RECORDING_CODE if each != recorder), *beside]
+    """:data:`RECORDING_CODE` without the code of forced changes, which is a part of what the script does.
+
+    Nor are module hooks in it, which do nothing in compiled code: left out, they would end a graph at each module.
+    """
+    recorder = _PACKAGE / "recorder"
+    beside = (each for folder in (recorder, recorder / "hooks") for each in folder.iterdir())
+    left = [str(each) for each in beside if each not in _TRACED and each != recorder / "hooks"]
+    return [*(each for each in RECORDING_CODE if each != f"{recorder}{os.sep}"), *left]
 
 
 OWN_FOLDERS = (*(str(_PACKAGE / name) + os.sep for name in ("cli", "integrations")), *_IN_SCRIPT, *_ALONE)

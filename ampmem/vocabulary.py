@@ -51,7 +51,7 @@ class ForcedOption:
     """How a change is forced on the command line: ``words`` are its option, and what comes before its value.
 
     An option of its own has a ``help``; the others are a precision. Without ``metavar`` and ``choices`` it is a flag;
-    with ``least`` its value is a number, at least that.
+    with ``least`` its value is a number, at least that; with ``share`` a number between 0 and 1.
     """
 
     words: tuple[str, ...]
@@ -59,6 +59,7 @@ class ForcedOption:
     metavar: str = ""
     choices: tuple[str, ...] = ()
     least: int | None = None
+    share: bool = False
 
     def written(self, value: Any) -> list[str]:
         """The option with ``value``."""
@@ -104,6 +105,20 @@ class Forced:
         False,
         "--force-free-gradients",
         help="Set gradients to None right after the update, if the script zeroes them later.",
+    )
+    compile: bool | None = _forced(
+        None,
+        "--force-compile",
+        choices=("true", "false"),
+        help="Compile the outermost models that train, as model.compile() does, or leave torch.compile out.",
+    )
+    activation_memory_budget: float | None = _forced(
+        None,
+        "--force-activation-memory-budget",
+        metavar="SHARE",
+        share=True,
+        help="Let compiled code keep at most this share of its activations for backward, and recompute the others: "
+        "torch._functorch.config.activation_memory_budget.",
     )
     allocator: str = _forced(
         "",

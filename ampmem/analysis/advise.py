@@ -6,14 +6,14 @@ of a change on a simulated GPU and its code are derived from other records of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.blocks import Blocks, blocks_of
-from ampmem.analysis.changes import CHANGES, Combined, Script, Trial, alone, changes_in
+from ampmem.analysis.changes import CHANGES, MEMORY_BUDGETS, Combined, Script, Trial, alone, changes_in, computing
 from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import gradients_through_forward
 from ampmem.analysis.fit import Memory
@@ -23,6 +23,7 @@ from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Recording
+from ampmem.names import trains_compiled
 from ampmem.results import Deviation
 from ampmem.units import format_bytes, format_duration
 from ampmem.version import __version__
@@ -41,6 +42,7 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
     run = TrainingRun(analysis=analysis)
     several = recording.run.world_size > 1
     sharded = any(parameter.global_elements is not None for parameter in recording.parameters)
+    compiles = trains_compiled(recording.texts)
     return Script(
         blocks=blocks_of(analysis, module_flops),
         optimizers=tuple(dict.fromkeys(optimizer.class_name for optimizer in recording.optimizers)),
@@ -48,9 +50,10 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
         trained_bytes=sum(parameter.bytes for parameter in recording.parameters if parameter.trainable),
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
-        no_loss=None if any("nll_loss" in text for text in recording.texts) else "no F.cross_entropy was seen",
+        no_loss=None if compiles or any("nll_loss" in text for text in recording.texts) else _NO_LOSS,
         no_fused=_no_implementation(recording, "fused"),
         no_foreach=_no_implementation(recording, "foreach"),
+        compiles=compiles,
         idle_gradients=gradients_through_forward(run) is not None,
         cached_casts=bool(recording.arm.cache) and _much_at_the_peak(run, Category.CAST_COPIES),
         workspaces=_much_at_the_peak(run, Category.WORKSPACE),
@@ -62,6 +65,7 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
     )
 
 
+_NO_LOSS = "no F.cross_entropy was seen"
 _DEVICES = {SourceKind.CUDA: Device.CUDA, SourceKind.CPU: Device.CPU}
 
 
@@ -164,7 +168,8 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[str], budget:
     that are enough.
     """
     singles = _singles(script, allowed)
-    for forced in singles.values():
+    budgets = _budgets(trials, singles, allowed)
+    for forced in (*singles.values(), *budgets):
         if forced not in trials:
             return forced
     wanted = budget is not None or not meets(trials[NOTHING_FORCED], None)
@@ -174,22 +179,26 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[str], budget:
     whole = singles.get("checkpoint")
     if blocks is None or whole is None or trials[whole].failure is not None:
         blocks = None
-    bases = _bases(trials, singles)
+    bases = _bases(trials, singles, budgets)
     for base, last in bases if wanted else ((NOTHING_FORCED, None), *((each, None) for each in _kept(trials, singles))):
         if last is not None and meets(trials[last], budget):
             return None  # the change is enough alone, and no cheaper one is
-        forced = base if blocks is None or whole is None else replace(base, checkpoint=whole.checkpoint)
+        # Compiled code that keeps a part of its activations chooses itself what it computes again.
+        chosen = blocks if base.activation_memory_budget is None else None
+        forced = base if chosen is None or whole is None else replace(base, checkpoint=whole.checkpoint)
         if forced not in trials:
             return forced
         if wanted and meets(trials[forced], budget):
-            return None if blocks is None else _fewest(trials, blocks, base, budget, singles.get("loss_chunks"))
+            return None if chosen is None else _fewest(trials, chosen, base, budget, singles.get("loss_chunks"))
     half = None if wanted or blocks is None else Forced(checkpoint=blocks.first(len(blocks.names) // 2))
     return None if half in trials else half
 
 
 def due(trials: Trials, script: Script, allowed: frozenset[str], budget: int | None) -> list[Forced]:
     """The changes to run now, all of which may run at the same time; empty when the search is over."""
-    missing = [forced for forced in _singles(script, allowed).values() if forced not in trials]
+    singles = _singles(script, allowed)
+    every = dict.fromkeys((*singles.values(), *_budgets(trials, singles, allowed)))
+    missing = [forced for forced in every if forced not in trials]
     following = next_forced(trials, script, allowed, budget)
     return missing or ([] if following is None else [following])
 
@@ -203,10 +212,12 @@ def most_left(trials: Trials, script: Script, allowed: frozenset[str], budget: i
         return 0
     blocks = 0 if script.blocks is None or "checkpoint" not in allowed else len(script.blocks.names)
     searches = int(not any(meets(trial, budget) for trial in trials.values()))
-    loss = _singles(script, allowed).get("loss_chunks")
+    singles = _singles(script, allowed)
+    loss, compiled = singles.get("loss_chunks"), singles.get("compile")
     if loss is not None and (loss not in trials or (searches and _helps(trials, loss))):
         searches += 1  # once more with the loss in chunks, if that helps
-    return len(made) - len(trials) + searches * max(blocks - 1, 0).bit_length()
+    after = 0 if compiled is None or compiled in trials else 1 + 2 * len(MEMORY_BUDGETS)  # if compiling helps
+    return len(made) - len(trials) + after + searches * max(blocks - 1, 0).bit_length()
 
 
 def _singles(script: Script, allowed: frozenset[str]) -> dict[str, Forced]:
@@ -215,13 +226,32 @@ def _singles(script: Script, allowed: frozenset[str]) -> dict[str, Forced]:
     return {field: forced for field, forced in found.items() if forced is not None}
 
 
+def _budgets(trials: Trials, singles: Mapping[str, Forced], allowed: frozenset[str]) -> list[Forced]:
+    """The shares of its activations that compiled code keeps, where the script compiles or compiling helps."""
+    compiled = singles.get("compile")
+    if "activation_memory_budget" in singles:
+        base = NOTHING_FORCED
+    elif compiled in trials and compiled is not None and "memory-budget" in allowed and _lowers(trials, compiled):
+        base = compiled
+    else:
+        return []
+    return [replace(base, activation_memory_budget=share) for share in MEMORY_BUDGETS]
+
+
+def _lowers(trials: Trials, forced: Forced) -> bool:
+    """Whether ``forced`` lowers the device's use or the allocated peak."""
+    return _helps(trials, forced) or _allocates_less(trials, forced)
+
+
 def _of(singles: Mapping[str, Forced], combined: Combined) -> list[Forced]:
     """Those of ``singles`` that are combined with others in this way."""
     fields = [change.field for change in CHANGES if change.combined is combined]
     return [singles[field] for field in fields if field in singles]
 
 
-def _bases(trials: Trials, singles: Mapping[str, Forced]) -> Iterator[tuple[Forced, Forced | None]]:
+def _bases(
+    trials: Trials, singles: Mapping[str, Forced], budgets: Sequence[Forced]
+) -> Iterator[tuple[Forced, Forced | None]]:
     """The changes that block checkpointing is combined with, each with one change more than the one before.
 
     Changes that cost much time come late and those that may change the results last; each combination comes with the
@@ -236,8 +266,15 @@ def _bases(trials: Trials, singles: Mapping[str, Forced]) -> Iterator[tuple[Forc
         if trials[single].failure is None and (_helps(trials, single) or (single.no_prefetch and base.reshard)):
             base = _with(base, single)
             yield base, None
+    compiled = singles.get("compile")
+    if compiled is not None and _lowers(trials, compiled):
+        base = _with(base, compiled)
+        yield base, compiled
+    yield from ((_with(base, single), single) for single in budgets if trials[single].failure is None)
     for single in _of(singles, Combined.COSTLY):
-        if trials[single].failure is None and not (single.bfloat16 and base.policy):  # one of the two is enough
+        # A policy casts as autocast does, and what compiled code saves is not moved.
+        spare = (single.bfloat16 and base.policy) or (single.offload and base.compile)
+        if trials[single].failure is None and not spare:
             base = _with(base, single)
             yield base, single
     batch = singles.get("batch_size")
@@ -257,11 +294,11 @@ def _kept(trials: Trials, singles: Mapping[str, Forced]) -> list[Forced]:
     """The combinations that hardly cost time: the update, gradients freed after it, then the chunked loss."""
     update = _update(trials)
     for single in _of(singles, Combined.CHEAP):
-        if _helps(trials, single) or _allocates_less(trials, single):
+        if _lowers(trials, single):
             update = _with(update, single)
     found = [] if update == NOTHING_FORCED else [update]
     loss = singles.get("loss_chunks")
-    if loss is not None and (_helps(trials, loss) or _allocates_less(trials, loss)):
+    if loss is not None and _lowers(trials, loss):
         found.append(_with(update, loss))
     return found
 
@@ -319,18 +356,19 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
 
     Where the unchanged script fits and there is no budget, the run that allocates least comes first. Changes that may
     change the results come after the others: first the precision, then the batch size. Among the runs that meet the
-    budget, those with offloading come last.
+    budget, those with offloading come last, and those in which compiled code keeps less.
     """
     wanted = budget is not None or not meets(trials[NOTHING_FORCED], None)
 
-    def key(forced: Forced) -> tuple[int, ...]:
+    def key(forced: Forced) -> tuple[float, ...]:
         trial = trials[forced]
         if trial.memory is None:
             return (2 + (trial.failure is not None),)
         size = (trial.memory.allocated, trial.memory.most, len(forced.checkpoint))
-        computes = (forced.batch_size is not None, -(forced.batch_size or 0), forced.bfloat16 or forced.policy)
+        computes = (forced.batch_size is not None, -(forced.batch_size or 0), len(computing(forced)))
         if wanted and meets(trial, budget):
-            return (0, *computes, forced.offload, len(forced.checkpoint), len(forced.kinds()), *size)
+            recomputes = (1 - (forced.activation_memory_budget or 1), len(forced.checkpoint))
+            return (0, *computes, forced.offload, *recomputes, len(forced.kinds()), *size)
         return (1, *(() if wanted else computes), *size)
 
     # Runs may end in any order, so the key alone decides.
@@ -608,7 +646,7 @@ def _beats(other: Forced, forced: Forced, trials: Trials) -> bool:
     one, two = _price(trials[other]), _price(trials[forced])
     if two is None or one is None:
         return two is None
-    same = (other.bfloat16, other.batch_size) in ((False, None), (forced.bfloat16, forced.batch_size))
+    same = computing(other).items() <= computing(forced).items()
     return same and one != two and all(mine <= its for mine, its in zip(one, two, strict=True))
 
 

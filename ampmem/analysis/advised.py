@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ampmem.analysis.advise import name_of, why_not_run
 from ampmem.analysis.changes import CHANGES, Script, Trial, alone
+from ampmem.analysis.findings import FORCED_BY_ADVISE
 from ampmem.analysis.findings.base import NOTABLE_BYTES, NOTABLE_SHARE, Finding
 from ampmem.analysis.jsonable import NOT_IN_JSON, Json, NotOfThisKind, from_json, parsed
 from ampmem.analysis.ranks.jobs import RankRun
@@ -50,8 +51,6 @@ def run_in(line: str) -> EndedRun | None:
 
 # Which findings the runs disprove.
 
-_OF_LOSS = "fp32-activations"
-
 _DEVICES = {SourceKind.SIMULATED: Device.SIMULATED, SourceKind.CUDA: Device.CUDA, SourceKind.CPU: Device.CPU}
 
 
@@ -86,8 +85,9 @@ class Advised:
 
     def disproof(self, finding: Finding) -> str | None:
         """Why ``finding`` is not shown; ``None`` if one of its changes saves memory, or was neither run nor refused."""
-        changes = [alone(change, self.script) for change in CHANGES if change.finding == finding.code]
-        if finding.code == _OF_LOSS and not finding.proof:  # no change is run for other activations
+        suggested = FORCED_BY_ADVISE.get(finding.code, "").split(",")
+        changes = [alone(change, self.script) for change in CHANGES if change.allow in suggested]
+        if suggested == ["loss"] and not finding.proof:  # no change is run for other activations
             return None
         if any(
             each is None or (each not in self.trials and why_not_run(each, self.script) is None) for each in changes

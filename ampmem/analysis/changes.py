@@ -26,6 +26,9 @@ WORKSPACE = ":16:8"
 LOSS_CHUNKS = 8
 """The number of chunks in which the loss is tried."""
 
+MEMORY_BUDGETS = (0.75, 0.5, 0.25)
+"""The shares of its activations that compiled code may keep for backward, in the order in which they are tried."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
@@ -46,6 +49,8 @@ class Script:
     """Why ``fused=True`` is not tried; ``None`` where it is tried."""
     no_foreach: str | None = None
     """Why ``foreach=False`` is not tried; ``None`` where it is tried."""
+    compiles: bool = False
+    """Whether the script trains compiled code."""
     idle_gradients: bool = False
     """Whether gradients that the update has used already are still alive when forward starts."""
     cached_casts: bool = False
@@ -112,8 +117,7 @@ class Change:
     ``{value}`` in them.
 
     ``refused`` says why a value is not run, ``not_on_cpu`` why none is on a CPU. ``unproven`` says why its results are
-    not compared; ``computes`` that it changes what the script computes. ``finding`` is the code of the finding whose
-    advice it is.
+    not compared; ``computes`` that it changes what the script computes.
     """
 
     field: str
@@ -128,7 +132,6 @@ class Change:
     not_on_cpu: str = ""
     unproven: str = ""
     computes: bool = False
-    finding: str = ""
 
     def in_words(self, value: Any, script: Script) -> str:
         """The change in words."""
@@ -228,7 +231,6 @@ CHANGES = (
         code=_with_argument("foreach={value}"),
         refused=lambda _, script: script.no_foreach,
         not_on_cpu="on a CPU torch's optimizers use foreach only if the script asks for it",
-        finding="foreach-temporaries",
     ),
     Change(
         field="fused",
@@ -239,7 +241,6 @@ CHANGES = (
         cost="fewer kernels",
         code=_with_argument("fused=True"),
         refused=lambda _, script: script.no_fused,
-        finding="foreach-temporaries",
     ),
     Change(
         field="loss_chunks",
@@ -250,7 +251,24 @@ CHANGES = (
         cost="recomputes the loss's log-softmax in each step",
         code=_chunks,
         refused=lambda _, script: script.no_loss,
-        finding="fp32-activations",
+    ),
+    Change(
+        field="compile",
+        allow="compile",
+        about="model.compile(), if the script compiles nothing",
+        tried=lambda script: None if script.compiles else True,
+        name="model.compile()",
+        cost="compiles once; rounds differently",
+        code="model.compile()  # before the first step",
+    ),
+    Change(
+        field="activation_memory_budget",
+        allow="memory-budget",
+        about="activation_memory_budget of compiled code",
+        tried=lambda script: MEMORY_BUDGETS[0] if script.compiles else None,
+        name="activation_memory_budget {value}",
+        cost=lambda _, __, trial: None if trial.recomputed_flops else "recomputes cheap operations in backward",
+        code="torch._functorch.config.activation_memory_budget = {value}  # before the first step",
     ),
     Change(
         field="free_gradients",
@@ -260,7 +278,6 @@ CHANGES = (
         name="gradients freed after the update",
         code="optimizer.zero_grad()  # right after optimizer.step()",
         combined=Combined.CHEAP,
-        finding="gradients-through-forward",
     ),
     Change(
         field="no_cache",
@@ -282,7 +299,6 @@ CHANGES = (
         combined=Combined.SETTING,
         not_on_cpu="the setting is for CUDA's caching allocator, which the CPU does not have",
         unproven="the setting changes where CUDA's allocator places tensors, and a CPU does not have that allocator",
-        finding="fragmentation",
     ),
     Change(
         field="workspace",
@@ -374,6 +390,11 @@ def changes_in(forced: Forced) -> list[tuple[Change, Any]]:
     """The changes that are forced, each with its value."""
     kinds = forced.kinds()
     return [(change, getattr(forced, change.field)) for change in CHANGES if change.field in kinds]
+
+
+def computing(forced: Forced) -> dict[str, Any]:
+    """The changes of what the script computes, each with its value, by field."""
+    return {change.field: value for change, value in changes_in(forced) if change.computes}
 
 
 def alone(change: Change, script: Script) -> Forced | None:

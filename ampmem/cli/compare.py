@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import click
 
 from ampmem.analysis.comparison import Entry, entry_of
 from ampmem.analysis.comparison import compare as compare_entries
+from ampmem.analysis.difference.difference import by_module, difference
+from ampmem.analysis.difference.sides import read_side
 from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge_all
 from ampmem.cli.options import ScriptCommand, ScriptOptions, precisions_option, seed_of_runs, shared_options
@@ -28,15 +30,17 @@ from ampmem.cli.processes.children import (
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.cli.show import report_of
-from ampmem.errors import NothingRecorded, RecordingError
+from ampmem.errors import NothingRecorded, RecordingError, UsageError
+from ampmem.names import trains_compiled
 from ampmem.output import Terminal, check_output, claim, remove, remove_empty, say_written, sized
 from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.base import object_or_array
 from ampmem.reporters.text.compare import render
+from ampmem.reporters.text.difference import render_difference
 from ampmem.reporters.text.layout import layout_for
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.units import format_peak
-from ampmem.vocabulary import FORCED_ARMS, Arm, Device
+from ampmem.vocabulary import FORCED_ARMS, Arm, Device, Forced
 
 
 @click.command("compare", cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
@@ -46,6 +50,13 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
     f"{Arm.AS_IS} for the script as it is.",
 )
 @seed_of_runs
+@click.option(
+    "--compile",
+    "compiles",
+    is_flag=True,
+    help="Run each precision also with torch.compile left out, or, if the script compiles nothing, with the outermost "
+    "model compiled, and show what compiling changes.",
+)
 @click.option("--times/--no-times", default=True, show_default=True, help="Run each precision again to time its steps.")
 @click.option(
     "-o",
@@ -63,7 +74,13 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 )
 @shared_options
 def compare(
-    arms: str, times: bool, output: str | None, html: Path | None, as_json: bool, options: ScriptOptions
+    arms: str,
+    compiles: bool,
+    times: bool,
+    output: str | None,
+    html: Path | None,
+    as_json: bool,
+    options: ScriptOptions,
 ) -> None:
     """Run an unmodified training script once in each precision, and compare the recordings side by side.
 
@@ -75,13 +92,16 @@ def compare(
     \b
     ampmem compare train.py --epochs 1
     ampmem compare --precision fp32,amp --dtype fp16 -o run -m my_package.train
+    ampmem compare --gpu h100 --precision amp --compile train.py
     """
     chosen = chosen_arms(arms, options)
     options = for_several_runs(options)
     check_processes(options, "compare")
     target = options.find()
     prefix = (output or target.title).removesuffix(SUFFIX)
-    plan = _Plan(script=options, arms=chosen, times=times, prefix=prefix, html=html)
+    if compiles and (options.nproc_per_node or 1) > 1:
+        raise UsageError("--compile compares runs in one process: leave --nproc-per-node out")
+    plan = _Plan(script=options, arms=chosen, compiles=compiles, times=times, prefix=prefix, html=html)
     numbered = output is None and not options.force
     for path in plan.paths:
         check_output(path, force=options.force or numbered)
@@ -91,15 +111,30 @@ def compare(
     with _numbered(plan) if numbered else nullcontext(plan) as named, ProgressLine() as progress:
         outcomes = _run_all(named, progress)
     recorded = [
-        path for outcome in outcomes if outcome.entry.summary is not None for path in _there(named, outcome.arm)
+        path for outcome in outcomes if outcome.entry.summary is not None for path in _there(named, outcome.run)
     ]
     if not as_json:
         click.echo(_rendered(outcomes, recorded, ranks=(options.nproc_per_node or 1) > 1))
+        for text in _compiling(named, outcomes):
+            click.echo(f"\n{text}")
     elif recorded:
         click.echo(object_or_array([report_of(path).summary.to_json() for path in recorded]))
     _write_html(named, recorded)
     if not all(outcome.worked for outcome in outcomes):
         raise click.exceptions.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run in ``arm``: of the script as it is, or ``compiled`` or not by force."""
+
+    arm: Arm
+    compiled: bool | None = None
+
+    @property
+    def label(self) -> str:
+        """The heading of its column: ``amp``, ``amp compiled``, ``amp uncompiled``."""
+        return self.arm if self.compiled is None else f"{self.arm} {'' if self.compiled else 'un'}compiled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,24 +143,26 @@ class _Plan:
 
     script: ScriptOptions
     arms: tuple[Arm, ...]
+    compiles: bool
     times: bool
     prefix: str
     html: Path | None
     claimed: bool = False
 
-    def path(self, arm: Arm) -> Path:
-        """The path of the recording of ``arm``."""
-        return Path(f"{self.prefix}.{arm}{SUFFIX}")
+    def path(self, run: _Run) -> Path:
+        """The path of the recording of ``run``."""
+        return Path(f"{self.prefix}.{run.label.replace(' ', '-')}{SUFFIX}")
 
-    def files(self, arm: Arm) -> tuple[Path, ...]:
-        """The paths of the recordings of ``arm``, one per rank."""
+    def files(self, run: _Run) -> tuple[Path, ...]:
+        """The paths of the recordings of ``run``, one per rank."""
         size = self.script.nproc_per_node or 1
-        return tuple(rank_file(self.path(arm), rank, size) for rank in range(size)) if size > 1 else (self.path(arm),)
+        return tuple(rank_file(self.path(run), rank, size) for rank in range(size)) if size > 1 else (self.path(run),)
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The paths of the recordings of all arms."""
-        return tuple(path for arm in self.arms for path in self.files(arm))
+        """The paths of the recordings of all runs; which way a script is run again is known after its first run."""
+        kinds = (None, True, False) if self.compiles else (None,)
+        return tuple(path for arm in self.arms for kind in kinds for path in self.files(_Run(arm, kind)))
 
     def numbered(self, number: int) -> _Plan:
         """The plan with a number in the recordings' names, from the second number on: ``train.2.amp.ampmem``."""
@@ -149,9 +186,9 @@ def _numbered(plan: _Plan) -> Iterator[_Plan]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """The result of one arm. ``worked``: its script got through every run."""
+    """The result of one run. ``worked``: its script got through it, and was timed."""
 
-    arm: Arm
+    run: _Run
     entry: Entry
     worked: bool
 
@@ -159,27 +196,38 @@ class _Outcome:
 def _run_all(plan: _Plan, progress: ProgressLine) -> list[_Outcome]:
     """Run the arms one after the other."""
     outcomes: list[_Outcome] = []
-    course = TimeLeft(len(plan.arms))
+    course = TimeLeft(len(plan.arms) * (1 + plan.compiles))
+    started: list[_Run] = []
     try:
         with warmed(plan.script.device) as forking:
             for arm in plan.arms:
-                outcomes.append(_run(plan, arm, course, progress, forking))
+                for _ in range(1 + plan.compiles):
+                    started.append(_Run(arm, _other_way(plan, arm) if started[-1:] == [_Run(arm)] else None))
+                    outcomes.append(_run(plan, started[-1], course, progress, forking))
     except KeyboardInterrupt:
         remove_empty(plan.paths)
-        started = plan.arms[: len(outcomes) + 1]
-        there = [str(path) for arm in started for path in _there(plan, arm)]
+        there = [str(path) for run in started for path in _there(plan, run)]
         progress.stay(f"ampmem: recordings that exist: {', '.join(there) or 'none'}")
         raise
     return outcomes
 
 
-def _run(plan: _Plan, arm: Arm, course: TimeLeft, progress: ProgressLine, forking: Warmed | None) -> _Outcome:
-    """Record ``arm``, then time its steps."""
-    path = plan.path(arm)
-    for file in plan.files(arm) if plan.script.force else ():
-        remove(file)  # an arm that fails early must not leave an older recording that looks like its own
-    script = replace(plan.script, arm=arm, force=plan.script.force or plan.claimed)
-    name = f"{course.begin()}: {arm}"
+def _other_way(plan: _Plan, arm: Arm) -> bool:
+    """Whether the script is compiled when it is run again: unless it compiles itself, or nothing was recorded."""
+    for path in _there(plan, _Run(arm)):
+        with suppress(RecordingError):
+            return not trains_compiled(read(path).texts)
+    return False
+
+
+def _run(plan: _Plan, run: _Run, course: TimeLeft, progress: ProgressLine, forking: Warmed | None) -> _Outcome:
+    """Record ``run``, then time its steps."""
+    path, arm = plan.path(run), run.arm
+    for file in plan.files(run) if plan.script.force else ():
+        remove(file)  # a run that fails early must not leave an older recording that looks like its own
+    forced = Forced(compile=run.compiled)
+    script = replace(plan.script, arm=arm, force=plan.script.force or plan.claimed, forced=forced)
+    name = f"{course.begin()}: {run.label}"
     progress.now(f"{name}: starting{course.left()}")
     ended = run_child(
         profile_arguments(script, "--quiet", "-o", str(path)),
@@ -191,35 +239,46 @@ def _run(plan: _Plan, arm: Arm, course: TimeLeft, progress: ProgressLine, forkin
         progress.now(f"{name}: timing{course.left()}")
         timed = run_child(profile_arguments(script, "--times-into", str(path)))
     if plan.claimed:
-        remove_empty(plan.files(arm))
+        remove_empty(plan.files(run))
     course.end()
-    entry = _entry(plan, arm, ended.failure)
-    said = f"{_said(entry, _there(plan, arm))}{misplaced(script, ended)}"
+    entry = _entry(plan, run, ended.failure)
+    said = f"{_said(entry, _there(plan, run))}{misplaced(script, ended)}"
     progress.stay(f"{name}: {said}", course.left(), tail=() if ended.failure is None else ended.tail)
     if timed is not None and timed.failure is not None:
         progress.stay(f"{name}: the timing run failed: {timed.failure}", tail=timed.tail)
     worked = entry.failure is None and (timed is None or timed.failure is None)
-    return _Outcome(arm=arm, entry=entry, worked=worked)
+    return _Outcome(run=run, entry=entry, worked=worked)
 
 
-def _entry(plan: _Plan, arm: Arm, failure: str | None) -> Entry:
-    """The column of ``arm``, from its recording if there is one; of several ranks, the one with the largest peak."""
+def _entry(plan: _Plan, run: _Run, failure: str | None) -> Entry:
+    """The column of ``run``, from its recording if there is one; of several ranks, the one with the largest peak."""
     found: list[tuple[int, Entry]] = []
-    for path in _there(plan, arm):
+    for path in _there(plan, run):
         try:
-            entry = entry_of(read(path), label=arm)
+            entry = entry_of(read(path), label=run.label)
         except (NothingRecorded, RecordingError) as error:
             failure = failure or str(error)
         else:
             found.append((0 if entry.summary is None else entry.summary.whole.bytes, entry))
     if found:
         return replace(max(found, key=lambda each: each[0])[1], failure=failure)
-    return Entry(label=arm, summary=None, failure=failure or "it left no recording", script=plan.script.title)
+    return Entry(label=run.label, summary=None, failure=failure or "it left no recording", script=plan.script.title)
 
 
-def _there(plan: _Plan, arm: Arm) -> list[Path]:
-    """The recordings of ``arm`` that exist."""
-    return [path for path in plan.files(arm) if path.exists()]
+def _there(plan: _Plan, run: _Run) -> list[Path]:
+    """The recordings of ``run`` that exist."""
+    return [path for path in plan.files(run) if path.exists()]
+
+
+def _compiling(plan: _Plan, outcomes: Sequence[_Outcome]) -> Iterator[str]:
+    """What compiling changes in each precision, by category and by module, as text."""
+    layout = layout_for(sys.stdout)
+    by_run = {outcome.run: outcome for outcome in outcomes if outcome.entry.summary is not None}
+    for run in [run for run in by_run if run.compiled is not None and _Run(run.arm) in by_run]:
+        sides = [read_side(plan.path(each)) for each in (_Run(run.arm), run)]
+        found = difference(*sides if run.compiled else reversed(sides))
+        text = render_difference(replace(found, changes=by_module(found.changes)), layout)
+        yield f"{layout.strong(f'what compiling changes: {run.arm}')}\n\n{text}"
 
 
 def _rendered(outcomes: list[_Outcome], recorded: list[Path], *, ranks: bool) -> str:

@@ -150,7 +150,7 @@ _GROUPS = (
     _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
     _group(
         "Script and precision",
-        "as_module arm arms dtype seed",
+        "as_module arm arms dtype seed compiles",
         "--precision fp32,amp --times",
         "--precision fp32,amp --points 9",
         "--precision amp --dtype fp16",
@@ -443,6 +443,8 @@ def force_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _type_of(option: ForcedOption) -> click.ParamType[Any] | None:
     if option.choices:
         return click.Choice(option.choices)
+    if option.share:
+        return click.FloatRange(0, 1, min_open=True, max_open=True)
     return None if option.least is None else click.IntRange(min=option.least)
 
 

@@ -256,7 +256,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             on_done=None if plan.run_to_end else all_done,
         )
         if simulation is not None:
-            simulation.work.where = session.log.running
+            simulation.work.where, simulation.work.computes_again = session.log.running, session.computes_again
         # The script may change the directory.
         page, snapshot = (
             None if output is None else plan.protected.real(output).absolute() for output in (plan.html, plan.snapshot)

@@ -94,6 +94,7 @@ class Session:
         self._changes = ForcedChanges(options.forced, self._notes.add, options.arm)
         hold_tensors = (listener.mode.saved.let_go, listener.casts.let_go)
         self._hooks = Hooks(listener, self.source, options, hold_tensors=hold_tensors)
+        self.computes_again = self._hooks.code.computes_again
         self._unskim: Undo | None = None
         self._look: Callable[[], object] | None = None
         """Called after each module while the script is not recorded."""

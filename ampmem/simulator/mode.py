@@ -57,11 +57,13 @@ class Work:
     def __init__(self) -> None:
         self.flops = 0
         self.recomputed_flops = 0
-        """The part of :attr:`flops` that ``torch.utils.checkpoint`` recomputed in backward."""
+        """The part of :attr:`flops` that ``torch.utils.checkpoint`` or compiled code recomputed in backward."""
         self.moved_bytes = 0
         """Bytes copied between the device and the CPU."""
         self.where: Callable[[], str] = lambda: ""
         """Returns the running module."""
+        self.computes_again: Callable[[], bool] = lambda: False
+        """Returns whether compiled code runs an op of forward again in backward."""
         self.forward_flops: Counter[str] = Counter()
         """FLOPs of each module's own code in forwards with gradients on."""
 
@@ -86,12 +88,11 @@ class Work:
         except Exception:  # torch's formula does not support these arguments: it counts nothing
             return
         self.flops += count
-        if not torch.is_grad_enabled():
-            return
-        if not in_backward():
+        if in_backward():
+            again = is_running(_CHECKPOINT_FILE) if torch.is_grad_enabled() else self.computes_again()
+            self.recomputed_flops += count if again else 0
+        elif torch.is_grad_enabled():
             self.forward_flops[self.where()] += count
-        elif is_running(_CHECKPOINT_FILE):
-            self.recomputed_flops += count
 
 
 _OWN = str(Path(__file__).parent)

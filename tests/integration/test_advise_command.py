@@ -15,6 +15,7 @@ from commands import ampmem
 from page_reader import page_data
 from ready_python import Kind, ready_python
 
+from ampmem.analysis.changes import CHANGES
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.summary import summarize
 from ampmem.cli.main import run
@@ -79,6 +80,8 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
 
 RESUMED = ("--json", "--gpu", "h100", "--jobs", "2", "--resume", "runs.jsonl")
 SEARCH = ("--allow", "checkpoint,foreach,fused", "--budget", "1500MiB")
+NOT_COMPILED = ("--allow", ",".join(each.allow for each in CHANGES if each.allow not in ("compile", "memory-budget")))
+"""All changes but those that take the compiler, which ``advice/test_compiling.py`` has."""
 
 
 def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: Path, searched: Searched) -> None:
@@ -282,7 +285,7 @@ def test_after_an_out_of_memory_the_command_is_named_and_finds_what_fits(tmp_pat
     assert done.returncode == 1
     assert "ampmem advise --gpu 4GiB train.py\n" in done.stderr
     (tmp_path / "oom.ampmem").unlink()
-    found, _ = advised(tmp_path, "--gpu", "4GiB")
+    found, _ = advised(tmp_path, "--gpu", "4GiB", *NOT_COMPILED)
     assert found["runs"][0]["meets"] and found["runs"][0]["options"][0] == "--force-checkpoint"
     plain = next(run for run in found["runs"] if not run["options"])
     assert plain["allocated_bytes"] is None and plain["failure"] is None
@@ -400,7 +403,7 @@ def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(
 def test_a_real_device_is_measured_and_timed(tmp_path: Path) -> None:
     script = SCRIPT.format(norm="LayerNorm", change="", argument="", rows=1024).replace("cuda", "cpu")
     (tmp_path / "train.py").write_text(script.replace("512", "128").replace("2048", "512"))
-    found, said = advised(tmp_path, "--device", "cpu", "--budget", "20MiB", "--steps", "3")
+    found, said = advised(tmp_path, "--device", "cpu", "--budget", "20MiB", "--steps", "3", *NOT_COMPILED)
     assert (found["device"], found["gpu_bytes"]) == ("cpu", None)
     refused = {one["change"]: one["failure"] for one in found["runs"] if one["failure"] is not None}
     assert "memory already" in refused["offload saved tensors"] and "CUDA's" in refused["expandable_segments"]

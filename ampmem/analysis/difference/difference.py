@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.difference.matching import Kin, Match, Renamed, RenamedNames, match, renames
 from ampmem.analysis.difference.sides import Group, Moment, Side, makers_of
 from ampmem.analysis.jsonable import Json, OneOf, Signed, like, schema_of, text_of
+from ampmem.analysis.modules import ROOT
 from ampmem.analysis.ops import user_frame
 from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.analysis.timeline.categories import Breakdown, Category
@@ -113,6 +115,29 @@ def largest_first(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
 def of_category(category: Category, before: int, after: int) -> GroupChange:
     """The change of a whole category, if its groups are unknown."""
     return GroupChange(category=category, before=before, after=after)
+
+
+def by_module(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
+    """``changes`` summed up by category and module: compiled code has other ops and functions, and names its model."""
+    found: dict[tuple[Category, str | None], list[GroupChange]] = {}
+    for change in changes:
+        module = None if change.module is None else _WRAPPED.sub("", change.module).strip(".") or ROOT
+        found.setdefault((change.category, module), []).append(change)
+    summed = (_sum(category, module, mine) for (category, module), mine in found.items())
+    return largest_first(each for each in summed if each.grown)
+
+
+def _sum(category: Category, module: str | None, changes: Sequence[GroupChange]) -> GroupChange:
+    return replace(
+        of_category(category, sum(each.before for each in changes), sum(each.after for each in changes)),
+        module=module,
+        count_before=sum(each.count_before for each in changes),
+        count_after=sum(each.count_after for each in changes),
+    )
+
+
+_WRAPPED = re.compile(r"(^|\.)_orig_mod(?=\.|$)")
+"""A part of the path of a module in a model that ``torch.compile`` returned."""
 
 
 def _change(pair: Match) -> GroupChange:

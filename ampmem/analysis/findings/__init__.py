@@ -48,8 +48,9 @@ FORCED_BY_ADVISE: Mapping[str, str] = {
     "foreach-temporaries": "foreach,fused",
     "fragmentation": "allocator",
     "gradients-through-forward": "gradients",
+    "fp32-activations": "loss",
 }
-"""By code: the name that ``ampmem advise --allow`` has for the change that the finding suggests."""
+"""By code: the names that ``ampmem advise --allow`` has for the changes that the finding suggests."""
 
 SEVERITIES = ("warning", "advice", "info")
 """The severities in the order of display."""
@@ -109,6 +110,7 @@ def _with_proof(finding: Finding, analysis: Analysis) -> Finding:
     if not finding.saved:
         return replace(finding, severity="info")
     of_loss = finding.change == precision.IN_CHUNKS and "nll_loss" in finding.message  # F.cross_entropy's op
-    changes = "loss" if of_loss else FORCED_BY_ADVISE.get(finding.code)
-    proof = None if changes is None else advise_command(analysis.recording, None, "--allow", changes)
-    return replace(finding, proof=proof or "")
+    changes = FORCED_BY_ADVISE.get(finding.code)
+    if changes is None or (changes == "loss" and not of_loss):
+        return finding
+    return replace(finding, proof=advise_command(analysis.recording, None, "--allow", changes) or "")

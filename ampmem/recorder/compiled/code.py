@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import weakref
 from bisect import bisect_right
 from collections import Counter
@@ -10,12 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from time import time_ns
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
 from ampmem.events import Action, Column, Fact, FactColumns
+from ampmem.names import COMPILED_BACKWARD
 from ampmem.recorder.compiled.graphs import Call, Graph, Name, Names, Origin, Traced, frames_of, part_of, script_lines
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -25,7 +28,7 @@ from ampmem.recorder.torch_private.inductor import DynamoNode, compile_id, sourc
 from ampmem.units import format_bytes
 
 _LINE = re.compile(r"(.+):(\d+) (?:\S+\.)?(?:call|partition_\d+)")
-_SAVED_BY, BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
+_SAVED_BY, BACKWARD = "CompiledFunction", COMPILED_BACKWARD
 """The autograd Function that runs compiled graphs, and its node."""
 _UNNAMED = (
     "{unnamed} of {all} allocated inside compiled code have no module or source line: the code that torch.compile "
@@ -51,7 +54,8 @@ class CompiledCode:
         self._graphs: dict[int, tuple[weakref.ref[Any], Graph]] = {}
         """By ``id`` of torch's object."""
         self._all: list[Graph] = []
-        self._paths: set[str] = set()
+        self._paths: dict[str, Graph] = {}
+        """The newest graph whose text is in a file."""
         self._calls: list[Call] = []
         self._made: dict[int, Call] = {}
         """The newest call of a forward that returned the memory at an address."""
@@ -60,6 +64,16 @@ class CompiledCode:
         self._bytes = self._unnamed = 0
         self.explained = 0
         """How many calls of forwards there were whose text says everything."""
+
+    def computes_again(self) -> bool:
+        """Whether compiled code runs an op of forward again in backward, now."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            graph = self._paths.get(frame.f_code.co_filename)
+            if graph is not None:
+                return graph.computes_again(frame.f_lineno)
+            frame = frame.f_back
+        return False
 
     def notes(self) -> list[str]:
         """A note on what has no name."""
@@ -95,7 +109,7 @@ class CompiledCode:
                 graph.pair.pair = graph
         self._graphs[id(compiled)] = weakref.ref(compiled), graph
         self._all.append(graph)
-        self._paths.add(path)
+        self._paths[path] = graph
         self._places.clear()
         return graph
 

@@ -80,6 +80,11 @@ class Graph:
         """Whether it is the backward of another one."""
         return self.text.backward
 
+    def computes_again(self, line: int) -> bool:
+        """Whether the op that ``line`` of backward calls is forward's, and has no node of backward in it."""
+        known = {} if self.traced is None else self.traced.origins
+        return line in self.text.own and all(name in known for name in self.text.own[line])
+
     @cached_property
     def text(self) -> Text:
         """What its text says."""

@@ -162,6 +162,8 @@ class Text:
         self._filled: dict[int, str] = {}
         """The first buffer that the kernel called at a line fills."""
         self._kernels: dict[str, _Kernel] = {}
+        self.own: dict[int, list[str]] = {}
+        """The nodes of AOT's own that a call at a line of backward computes, if a comment says of which nodes it is."""
         self._read(source.splitlines())
         self._gradients = self._going_into_gradients() if self.backward else {}
         self._held_by = {begin: self._held(begin, names) for begin, names in self._names().items()}
@@ -278,6 +280,9 @@ class Text:
         """Note that ``kernel``, called at line ``number`` below ``comment``, fills the buffers ``names``."""
         sources, ops = map(_listed, comment.groups()) if comment is not None else ([], [])
         whole = Held(op=_op("", "", ops), sources=self._sources("", kernel, sources), reads=reads)
+        if self.backward and comment is not None:
+            named_after = set(map(_short, ops))  # AOT names a node after its op, dynamo after what the script calls
+            self.own[number] = [source for source in sources if _NUMBER.sub("", source) in named_after]
         self._scratch[number] = whole
         self._filled[number] = names[0] if names else ""
         backward = [op for op in ops if op.endswith("_backward")] if kernel.targets else []

@@ -25,13 +25,19 @@ from torch.utils.data import DataLoader
 
 from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.steering.compiling import COMPILE_HOOKS, COMPILE_IN_PLACE, MODULE_CALL
 from ampmem.recorder.steering.parallel import PARALLEL_HOOKS, ForcedChange, Hook
 from ampmem.recorder.steering.weights import BFloat16Weights
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import (
+    COMPILE,
     FUSED_INITS,
     OPTIMIZER_INIT,
+    WRAPPER,
     ZERO_GRADS,
+    below_compiled,
+    called_when_traced,
+    compiled_code,
     in_backward,
     is_compiled_in_place,
     is_wrapper,
@@ -41,6 +47,7 @@ from ampmem.recorder.torch_private.general import (
     top_saved_hooks,
     version_of,
 )
+from ampmem.recorder.torch_private.inductor import know_functions
 from ampmem.vocabulary import Arm, Forced, forced_options
 
 _CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped by one of another file
@@ -88,13 +95,36 @@ class _Forwards(ForcedChange):
         self._inside = threading.local()
         self._planned: list[str] = []
         """The notes on modules that are chosen, and have not run yet."""
-        self._compiled = False
+        self._sees_calls = False
         self._undo = ExitStack()
         self._owners: set[type[nn.Module]] = set()
 
     def install(self) -> Undo:
         self._undo.callback(hook(on_module_before, self._before))
+        self._undo.callback(patch(*COMPILE_IN_PLACE, self._wrap_compile))
         return self._undo.close
+
+    def _wrap_compile(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def compile(module: nn.Module, *args: Any, **options: Any) -> None:
+            original(module, *args, **options)
+            self._see_calls()  # hooks are a part of what was compiled, where they do nothing
+
+        return compile
+
+    def _see_calls(self) -> None:
+        """Choose modules before their model's call: torch looks up ``forward`` before it calls hooks."""
+        if not self._sees_calls:
+            self._sees_calls = True
+            self._undo.callback(patch(*MODULE_CALL, self._wrap_call))
+
+    def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __call__(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            self._before(module, args)
+            return original(module, *args, **kwargs)
+
+        return __call__
 
     def unmet(self) -> list[str]:
         found = super().unmet()
@@ -123,21 +153,31 @@ class _Forwards(ForcedChange):
             self._undo.callback(patch(*place, self._wrap))
 
     def _wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        called = forward.__qualname__  # of which dynamo knows another one
+
         @functools.wraps(forward)
         def run(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                self._compiled = True
-                return forward(module, *args, **kwargs)
+                return self._run_compiled(called, module, forward, args, kwargs)
             if not self._is_due(module):
                 return forward(module, *args, **kwargs)
             name = self._chosen[module]
-            self._done = True
-            while self._planned:
-                self.note(self._planned.pop(0))
+            self._made()
             self._ran.add(name)
             return self._run(name, module, forward, args, kwargs)
 
         return run
+
+    def _run_compiled(self, called: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the ``forward``, ``called`` so, of ``module``, chosen or not, in compiled code: dynamo traces this."""
+        return forward(module, *args, **kwargs)
+
+    @called_when_traced
+    def _made(self) -> None:
+        """Note that a chosen module runs in the other way."""
+        self._done = True
+        while self._planned:
+            self.note(self._planned.pop(0))
 
     def _is_due(self, module: nn.Module) -> bool:
         """Whether this forward of ``module`` is to run in the other way."""
@@ -166,16 +206,18 @@ class _Checkpoints(_Forwards):
         self._matched = False
 
     def _why_not_done(self) -> str:
+        if not self._seen and compiled_code() is not None:
+            return "the model runs only inside of compiled functions, where ampmem does not know its modules' names"
         if not self._matched:
             return "the model that ran has no module with such a name"
-        if self._compiled:
-            return "the modules run only in compiled code, which ampmem cannot change"
         return "none of the modules ran forward with gradients on"
 
     def _choose_of(self, root: nn.Module) -> None:
         taken: list[str] = []
         chosen: list[str] = []
-        for name, each in root.named_modules():
+        self._undo.callback(self._unmark)
+        for name, named in root.named_modules():
+            each = below_compiled(named)
             inside = any(name.startswith(f"{other}.") for other in taken)
             if name and not inside and any(_matches(name, pattern) for pattern in self._patterns):
                 self._matched = True
@@ -188,6 +230,21 @@ class _Checkpoints(_Forwards):
                     self.refuse(f"{name} {reason}")
         if chosen:
             self._planned.append(f"forced: activation checkpointing of {_counted(chosen)}")
+
+    def _choose(self, name: str, module: nn.Module) -> None:
+        super()._choose(name, module)
+        if compiled_code() is not None:  # dynamo reads the module's attributes, and cannot read what is kept here
+            setattr(module, _MARK, type(module).forward.__qualname__)
+
+    def _unmark(self) -> None:
+        for module in self._chosen:
+            vars(module).pop(_MARK, None)
+
+    def _run_compiled(self, called: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if getattr(module, _MARK, "") != called or not torch.is_grad_enabled():
+            return forward(module, *args, **kwargs)
+        self._made()
+        return checkpoint(forward, module, *args, use_reentrant=False, **kwargs)
 
     def _run(self, name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         before = _buffers(module)
@@ -218,17 +275,8 @@ class _Offload(_Forwards):
     """Keeps saved tensors of the outermost modules in CPU memory: ``save_on_cpu`` around their forward."""
 
     def install(self) -> Undo:
-        place: Place = (nn.Module, "__call__")  # not forward, which torch has looked up before hooks run
-        self._undo.callback(patch(*place, self._wrap_call))
+        self._see_calls()
         return self._undo.close
-
-    def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def __call__(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            self._before(module, args)
-            return original(module, *args, **kwargs)
-
-        return __call__
 
     def _why_not_done(self) -> str:
         return "no model ran forward with gradients on"
@@ -252,6 +300,10 @@ class _Offload(_Forwards):
             return self._alone(forward, module, *args, **kwargs)
 
 
+_MARK = "ampmem_checkpoints"
+"""The attribute of a module that is checkpointed in compiled code: the name of the forward, while it is recorded."""
+
+
 def _matches(name: str, pattern: str) -> bool:
     """Whether ``pattern`` matches ``name``, compared part by part between the dots."""
     names, patterns = name.split("."), pattern.split(".")
@@ -270,13 +322,18 @@ def _no_checkpoint(module: nn.Module) -> str | None:
         return f"has a {counting} inside, whose running statistics a second forward would change"
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
         return f"is a {type(module).__name__}, which has no forward of its own"
-    return _not_in_python(module)
+    return _replaced(module)
 
 
 def _not_in_python(module: nn.Module) -> str | None:
     """Why the forward of ``module`` cannot be replaced; ``None`` if it can."""
-    if type(module).__name__ == "OptimizedModule" or is_compiled_in_place(module):
+    if type(module).__name__ == WRAPPER or is_compiled_in_place(module):
         return "is compiled, so its own settings decide what it saves and recomputes"
+    return _replaced(module)
+
+
+def _replaced(module: nn.Module) -> str | None:
+    """Why no other forward of its class would run; ``None`` if one would."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule, whose forward is not Python code"
     if "forward" in vars(module):
@@ -400,49 +457,54 @@ class _ChunkedLoss(ForcedChange):
     def __init__(self, option: str, count: int, note: Callable[[str], None]) -> None:
         super().__init__(option, note)
         self._count = count
-        self._installed = False
-        self._compiled = False
-        """Whether it was called under torch.compile."""
+        self._installed = self._known = False
 
     def install(self) -> Undo:
         place: Place = (functional, "cross_entropy")  # nn.CrossEntropyLoss calls it through this module, too
         with ExitStack() as undo:
             undo.callback(setattr, self, "_installed", False)
+            undo.callback(patch(*COMPILE, self._wrap_compile))
             undo.callback(patch(*place, self._wrap))
             self._installed = True  # code that imported the function keeps ours after the end
             return undo.pop_all().close
 
     def _why_not_done(self) -> str:
-        if self._compiled:
-            return "the script calls F.cross_entropy only in compiled code, which ampmem cannot change"
         return "the script did not call F.cross_entropy with gradients on"
 
     def _wrap(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
+        @functools.wraps(original)  # dynamo traces this
         def cross_entropy(*args: Any, **kwargs: Any) -> torch.Tensor:
             if not self._is_due():
                 return original(*args, **kwargs)
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            given = bound.arguments
+            given = {**_OTHERS, **dict(zip(("input", *_OTHERS), args, strict=False)), **kwargs}
             if isinstance(given["input"], torch.Tensor) and not given["input"].requires_grad:
                 return original(*args, **kwargs)
             reason = _not_in_chunks(given, self._count)
+            self._decided(reason)
             if reason is not None:
-                self.refuse(reason)
                 return original(*args, **kwargs)
-            self._made()
             return self._computed(original, given["input"], given["target"], given["ignore_index"], given["reduction"])
 
         return cross_entropy
 
+    def _wrap_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compile(*args: Any, **options: Any) -> Any:
+            compiled = original(*args, **options)
+            if not self._known:
+                self._known = True
+                know_functions()
+            return compiled
+
+        return compile
+
     def _is_due(self) -> bool:
-        if torch.compiler.is_compiling():
-            self._compiled = True
+        if not self._installed or not torch.is_grad_enabled():
             return False
-        if not self._installed or not torch.is_grad_enabled() or in_backward():
+        if torch.compiler.is_compiling():
+            # Graphs name the function, and are run when they are traced again: its chunks are in them already.
+            return torch.compiler.is_dynamo_compiling()
+        if in_backward():
             return False
         if is_running(_CHECKPOINT_FILE):
             self.refuse("the script computes the loss under torch.utils.checkpoint itself")
@@ -459,10 +521,25 @@ class _ChunkedLoss(ForcedChange):
         total = torch.stack(sums).sum()
         return total if how == "sum" else total / (target != ignored).sum()
 
-    def _made(self) -> None:
-        if not self._done:
+    @called_when_traced
+    def _decided(self, reason: str | None) -> None:
+        if reason is not None:
+            self.refuse(reason)
+        elif not self._done:
             self._done = True
             self.note(f"forced: cross_entropy in {self._count} chunks, each under activation checkpointing")
+
+
+_OTHERS = {
+    "target": None,
+    "weight": None,
+    "size_average": None,
+    "ignore_index": -100,
+    "reduce": None,
+    "reduction": "mean",
+    "label_smoothing": 0.0,
+}
+"""The arguments of ``F.cross_entropy`` after the first, with their defaults: dynamo does not trace ``inspect``."""
 
 
 def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
@@ -584,6 +661,7 @@ _OF_THE_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNor
 
 HOOKS: Mapping[str, Hook] = {
     **PARALLEL_HOOKS,
+    **COMPILE_HOOKS,
     "checkpoint": _Checkpoints,
     "offload": lambda option, _, note: _Offload(option, note),
     "foreach": functools.partial(_Implementation, "foreach"),

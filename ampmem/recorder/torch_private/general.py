@@ -220,9 +220,25 @@ _compile_context: Any = optional(
 )
 
 
+WRAPPER = "OptimizedModule"
+"""The class of what ``torch.compile`` returns for a module."""
+_COMPILED_CALL, _ORIGINAL = "_compiled_call_impl", "_orig_mod"
+
+
+def below_compiled(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that ``torch.compile`` wrapped, or ``module`` itself."""
+    found: torch.nn.Module = vars(module)[CHILDREN].get(_ORIGINAL, module)
+    return found if type(module).__name__ == WRAPPER else module
+
+
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Whether ``module.compile()`` was called; ``False`` if this torch has no such attribute."""
-    return vars(module).get("_compiled_call_impl") is not None
+    return vars(module).get(_COMPILED_CALL) is not None
+
+
+def run_uncompiled(module: torch.nn.Module) -> None:
+    """Undo ``module.compile()``."""
+    vars(module).pop(_COMPILED_CALL, None)
 
 
 def makes_graph() -> bool:
@@ -483,6 +499,15 @@ _UNTRACED = "_torchdynamo_disable"
 def untraced(function: _FunctionT) -> _FunctionT:
     """``function``, marked so that dynamo breaks its graph at a call and runs it as it is."""
     setattr(function, _UNTRACED, True)
+    return function
+
+
+_CONSTANT = "_dynamo_marked_constant"
+
+
+def called_when_traced(function: _FunctionT) -> _FunctionT:
+    """``function``, marked so that dynamo calls it while it traces, with constants only, and compiles its result."""
+    setattr(function, _CONSTANT, True)
     return function
 
 

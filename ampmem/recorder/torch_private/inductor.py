@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from ampmem.patching import Undo, added, suspended
 from ampmem.recorder.torch_private.entries import Place, patched
 
 _UNNAMED = "memory inside compiled code has no names"
@@ -22,12 +24,35 @@ COMPILES: Place = patched(
     "to know the modules and source lines of the graphs that Inductor compiles",
     without=_UNNAMED,
 )
+_FUNCTORCH, _BUDGET = "torch._functorch.config", "activation_memory_budget"
 _OUTPUT, _CACHE = "torch._inductor.output_code", "torch._inductor.codecache"
 
 
 def load_compiler() -> None:
     """Import what torch itself imports next: it is about to compile."""
     import_module("torch._inductor.compile_fx")
+
+
+def set_memory_budget(share: float) -> Undo:
+    """Let compiled code keep at most this ``share`` of its activations for backward; returns the undo."""
+    changed = import_module(_FUNCTORCH).patch({_BUDGET: share})
+    changed.__enter__()
+    return added(_FUNCTORCH, _BUDGET, partial(changed.__exit__, None, None, None))
+
+
+def memory_budget() -> float:
+    """The share of its activations that compiled code may keep for backward."""
+    return float(getattr(import_module(_FUNCTORCH), _BUDGET))
+
+
+def know_functions() -> None:
+    """Have dynamo, once it is imported, know torch's own functions: it takes what it finds by name when it traces."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    known = getattr(rules, "get_torch_obj_rule_map", None)
+    if known is not None:
+        known.cache_clear()
+        with suspended():
+            known()
 
 
 def graph_places() -> tuple[Place, Place] | None:

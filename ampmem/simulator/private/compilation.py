@@ -12,7 +12,7 @@ import ast
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, Protocol
@@ -274,6 +274,21 @@ def _watched_graphs(watcher: Watcher, original: Callable[..., Any]) -> Callable[
             inside.pop()
 
     return compile_fx
+
+
+def compile_within(turn: Callable[[], AbstractContextManager[None]]) -> Undo:
+    """Compile each graph, or find it in Inductor's cache, within ``turn()``."""
+    from torch._inductor import compile_fx
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compile_graph(*args: Any, **how: Any) -> Any:
+            with turn():
+                return original(*args, **how)
+
+        return compile_graph
+
+    return patch(compile_fx, "_compile_fx_inner", wrap)
 
 
 def _constants_on_device(mode: Any, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,8 @@
 What is in it was made with made-up answers, so a real GPU must not get it; and it makes a second run cheap. It has a
 folder for each torch, GPU and ampmem, and at most :data:`LIMIT` bytes, of which the oldest go first. Inductor loads
 what it finds there by pickle, so only this user may write it. Processes share it: Inductor puts each file in its place
-whole, and files are only removed while no other process has the folder in use.
+whole, files are only removed while no other process has the folder in use, and one process compiles at a time, so that
+the others find its graphs.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -48,8 +49,33 @@ def use(root: Path | None, gpu: str) -> Callable[[], None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _limit(root)
             fcntl.flock(lock, fcntl.LOCK_SH)
-        undo.callback(set_variables({compilation.CACHE: str(root / _key(gpu))}))
+        folder = root / _key(gpu)
+        undo.callback(set_variables({compilation.CACHE: str(folder)}))
+        undo.callback(compilation.compile_within(_Turn(folder).take))
         return undo.pop_all().close
+
+
+class _Turn:
+    """The turn of a process to compile for the GPU of ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held = False
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Wait until no other process compiles, and hold them off meanwhile; compiling a graph may compile others."""
+        if self._held:
+            yield
+            return
+        self._folder.mkdir(exist_ok=True)
+        with (self._folder / _LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
 
 
 def _key(gpu: str) -> str:

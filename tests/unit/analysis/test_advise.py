@@ -52,17 +52,18 @@ def checkpointed(count: int, *, fused: bool = False) -> Forced:
     return Forced(checkpoint=SCRIPT.blocks.first(count) if SCRIPT.blocks else (), fused=fused)
 
 
-def ran(forced: Forced, total: int, per_block: int = 10, loss: int = 0) -> Trial:
+def ran(forced: Forced, total: int, per_block: int = 10, loss: int = 0, compiled: int = 0) -> Trial:
     """Each block saves ten, fused five, offloading 15, bfloat16 30, half a batch twenty; beyond ``total`` none is left.
 
     Gradients freed after the update save seven, as does no cache; small workspaces nine, views of buckets eight,
-    resharding 40, no prefetch twelve more, a policy 60, the loss in chunks ``loss``. The setting of the allocator takes
-    one byte off what is reserved.
+    resharding 40, no prefetch twelve more, a policy 60, the loss in chunks ``loss``, compiling ``compiled``, compiled
+    code that keeps nothing 40. The setting of the allocator takes one byte off what is reserved.
     """
     size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16 - 15 * forced.offload
     size -= 8 * forced.bucket_view + 40 * forced.reshard + 12 * (forced.no_prefetch and forced.reshard)
     size -= 60 * forced.policy + loss * bool(forced.loss_chunks) + 7 * forced.free_gradients
     size -= 9 * bool(forced.workspace) + 7 * forced.no_cache
+    size -= compiled * bool(forced.compile) + round(40 * (1 - (forced.activation_memory_budget or 1)))
     size -= 0 if forced.batch_size is None else 20 * (8 // forced.batch_size).bit_length() - 20
     idle = 2 - bool(forced.allocator)
     memory = Memory(allocated=size, reserved=size + idle, used=size + idle + 2, highest=size + idle + 3)
@@ -76,6 +77,7 @@ def search(
     script: Script = SCRIPT,
     per_block: int = 10,
     loss: int = 0,
+    compiled: int = 0,
     **refused: str,
 ) -> dict[Forced, Trial]:
     trials: dict[Forced, Trial] = {}
@@ -83,7 +85,9 @@ def search(
     while forced is not None:
         assert forced not in trials
         failure = "torch does not" if "fused" in refused and forced.fused else why_not_run(forced, script)
-        trials[forced] = Trial(memory=None, failure=failure) if failure else ran(forced, total, per_block, loss)
+        trials[forced] = (
+            Trial(memory=None, failure=failure) if failure else ran(forced, total, per_block, loss, compiled)
+        )
         forced = next_forced(trials, script, allowed, budget)
     return trials
 
@@ -264,6 +268,43 @@ def test_changes_of_the_results_are_the_last_resort() -> None:
         assert {SETTING, BFLOAT16, HALF} < set(trials)
         assert any(each.batch_size for each in trials if len(each.kinds()) > 1) == (best.batch_size is not None)
     assert {each.batch_size for each in search(-99, allowed=EVERY, script=LOADED)} == {None, 1, 2, 4}
+
+
+COMPILED = Forced(compile=True)
+OF_THE_COMPILER = frozenset({"compile", "memory-budget", "offload"})
+
+
+def keeps(share: float, base: Forced = NOTHING_FORCED) -> Forced:
+    return replace(base, activation_memory_budget=share)
+
+
+def test_a_script_that_compiles_nothing_is_compiled_and_keeps_less_if_that_helps() -> None:
+    alone = {NOTHING_FORCED, COMPILED, OFFLOAD}
+    assert set(search(1000, allowed=OF_THE_COMPILER)) == alone
+    less = {keeps(share, COMPILED) for share in (0.75, 0.5, 0.25)}
+    assert set(search(None, allowed=OF_THE_COMPILER, compiled=6)) == alone | less
+    assert ranked(search(199, allowed=OF_THE_COMPILER, compiled=6), 199)[0] == COMPILED
+    # compiling saves 6 of 205, what is kept 10, 20 and 30 more; the most that is enough comes first
+    assert ranked(search(180, allowed=OF_THE_COMPILER, compiled=6), 180)[0] == keeps(0.5, COMPILED)
+    # what compiled code saves is not offloaded
+    assert not any(each.compile and each.offload for each in search(0, allowed=OF_THE_COMPILER, compiled=6))
+    whole = replace(checkpointed(12), compile=True)
+    trials = search(80, allowed=OF_THE_COMPILER | {"checkpoint"}, compiled=6)
+    assert ranked(trials, 80)[0] == whole
+    assert not any(each.checkpoint and each.activation_memory_budget for each in trials)
+
+
+def test_a_script_that_compiles_is_not_compiled_and_keeps_less() -> None:
+    compiles = replace(SCRIPT, compiles=True)
+    trials = search(190, allowed=OF_THE_COMPILER, script=compiles)
+    assert set(trials) == {NOTHING_FORCED, OFFLOAD, *map(keeps, (0.75, 0.5, 0.25))}
+    assert ranked(trials, 190)[0] == keeps(0.5)
+
+
+def test_runs_that_compute_less_else_beat_those_that_compute_more() -> None:
+    trials = {each: ran(each, 1000) for each in (NOTHING_FORCED, BFLOAT16, replace(HALF, bfloat16=True), HALF)}
+    found = advice(trials, LOADED, None, title="t", steps=2, gpu="g", total=1 << 30)
+    assert all(run.unbeaten for run in found.runs)
 
 
 FREED = Forced(free_gradients=True)
