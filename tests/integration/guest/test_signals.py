@@ -24,7 +24,7 @@ from ampmem.patching import in_place
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.forward import ForwardMode, SavedByNodes
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
-from ampmem.recorder.session import Session
+from ampmem.recorder.script_listener import ScriptListener
 from ampmem.recorder.sources import extension, storages
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.sources.storages import Storages
@@ -94,16 +94,10 @@ def test_inside_a_transaction(monkeypatch: pytest.MonkeyPatch, place: str) -> No
     assert (len(summary.steps), summary.conservation.residual_bytes) == (2, 0)
 
 
-def reading() -> str:
-    """The method that reads what the profiler, or the compiled extension, has seen."""
-    return "_events" if extension.find() is None else "_extension_events"
-
-
 def test_between_the_profiles_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = make()
-    reads = reading()
     with ampmem.profile(steps=2) as prof:
-        sends(monkeypatch, ProfilerSource, reads)
+        sends(monkeypatch, ProfilerSource, "_settle")
         with pytest.raises(Timeout):
             step(model, optimizer)
         for _ in range(3):
@@ -134,7 +128,7 @@ def test_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: st
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["stop", reading()])
+@pytest.mark.parametrize("place", ["stop", "_settle"])
 def test_at_the_end(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     model, optimizer = make()
     prof = ampmem.profile()
@@ -145,12 +139,12 @@ def test_at_the_end(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     assert (len(summary.steps), summary.conservation.residual_bytes) == (1, 0)
 
 
-@pytest.mark.parametrize("place", ["_note_models", "_act", "backward_started", "updated"])
+@pytest.mark.parametrize("place", ["_note_models", "act", "backward_started", "updated"])
 def test_in_what_follows_the_script(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     model, optimizer = make()
     with ampmem.profile() as prof:
         step(model, optimizer)
-        sends(monkeypatch, Session, place)
+        sends(monkeypatch, ScriptListener, place)
         with pytest.raises(Timeout):
             step(model, optimizer)
         step(model, optimizer)
@@ -162,13 +156,13 @@ def test_in_what_follows_the_script(monkeypatch: pytest.MonkeyPatch, place: str)
 
 SWALLOWING = (
     (Log, "about"),
-    (storages, "_of_cpu"),
+    (storages, "cpu_storage"),
     (Storages, "_note_death"),
     (ForwardMode, "_before"),
-    (ForwardMode, "_note_result"),
+    (ForwardMode, "_note"),
     (SavedByNodes, "read"),
     (OptimizerHooks, "note_gradients"),
-    (Session, "optimizer_started"),
+    (ScriptListener, "optimizer_started"),
 )
 """What runs where an ``Exception`` is kept from the script, or where Python only prints it."""
 
