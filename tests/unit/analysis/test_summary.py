@@ -365,10 +365,8 @@ def test_what_could_not_be_measured_is_null() -> None:
 
 
 def test_who_holds_what_nothing_else_is_known_of() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
     for address, size, name in (
         (0x2000, 50, ""),
         (0x3000, 30, "Cache.layers[0].keys"),
@@ -403,10 +401,8 @@ def test_a_loss_that_is_no_finite_number_is_named_beside_the_null(loss: str) -> 
 
 
 def test_no_autocast_copies_under_autocast_are_a_zero() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.BACKWARD)
     story.end()
     result = as_json(story.recording())
     assert result["parameters"]["cast_eligible"] == 0
@@ -436,11 +432,9 @@ def test_the_residual_is_the_largest_difference_either_way() -> None:
 
 
 def test_of_equal_peaks_the_last_step_is_named_that_reached_it_itself() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step in range(3):
-        story.begin(step)
-        story.enter(Phase.BACKWARD)
+        story.begin(step, Phase.BACKWARD)
         if step == 1:
             story.alloc(0x2000, 100)  # which the last step only begins with
             story.free(0x2000)
@@ -448,8 +442,7 @@ def test_of_equal_peaks_the_last_step_is_named_that_reached_it_itself() -> None:
         elif step == 0:
             story.alloc(0x2000, 100)
             story.free(0x2000)
-        story.enter(Phase.OPTIMIZER)
-        story.end()
+        story.end(Phase.OPTIMIZER)
         if step == 2:
             story.free(0x2000)
     analysis = analyse(story.recording())
@@ -460,12 +453,10 @@ def test_of_equal_peaks_the_last_step_is_named_that_reached_it_itself() -> None:
 
 
 def test_a_peak_that_is_there_at_the_start_is_in_the_phase_of_the_start() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     story.begin(0)
     story.free(0x1000)
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     peak = summarize(story.recording()).peak
     assert (peak.bytes, peak.phase) == (40, "between")
 
@@ -473,15 +464,12 @@ def test_a_peak_that_is_there_at_the_start_is_in_the_phase_of_the_start() -> Non
 def test_casts_are_sorted_by_size_then_name() -> None:
     story = Story()
     story.parameter(0x1000, "b", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     for number, (name, size) in enumerate([("b", 5), ("c", 5), ("a", 5), ("big", 9), ("a", 1)]):
-        story.alloc(0x2000 + number, size)
-        story.fact(Fact.CAST_COPY, 0x2000 + number, name)
+        story.tensor(Fact.CAST_COPY, 0x2000 + number, size, name)
         if name == "b":
             story.free(0x2000)
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     casts = summarize(story.recording()).casts
     assert [(item.name, item.copies, item.bytes) for item in casts.by_parameter] == [
         ("big", 1, 9),
@@ -497,14 +485,12 @@ def test_modules_come_in_the_order_of_the_model_each_above_its_own() -> None:
     story.alloc(0x4000, 1, module="dropout")  # named before the parameters, has none
     for number, name in enumerate(["wte.weight", "h.0.attn.weight", "h.1.attn.weight", "h.0.mlp.weight", "bias"]):
         story.parameter(0x1000 + number, name, 10**number)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     story.alloc(0x5000, 7, module="h.1")
     story.alloc(0x5001, 1, module="(model)")
     story.alloc(0x5002, 500)
     story.enter(Phase.BACKWARD)
-    story.alloc(0x6000, 11)
-    story.fact(Fact.GRADIENT, 0x6000, "h.0.attn.weight")
+    story.tensor(Fact.GRADIENT, 0x6000, 11, "h.0.attn.weight")
     story.end()
     rows = {row.name: row for row in summarize(story.recording()).modules}
     assert list(rows) == ["(model)", "dropout", "wte", "h", "h.0", "h.0.attn", "h.0.mlp", "h.1", "h.1.attn"]
@@ -528,19 +514,15 @@ def test_fifty_allocations_are_listed_the_largest_and_all_like_the_last() -> Non
 
 
 def test_no_step_is_an_error() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.BACKWARD)
     with pytest.raises(NothingRecorded, match=r"no step ended.*optimizer\.step\(\)"):
         summarize(story.recording())
 
 
 def test_no_backward_is_an_error() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
     story.end()
     with pytest.raises(NothingRecorded, match=r"no backward pass.*loss\.backward\(\)"):
         summarize(story.recording())
@@ -548,8 +530,7 @@ def test_no_backward_is_an_error() -> None:
 
 def test_no_model_is_an_error() -> None:
     story = Story()
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story.begin(0, Phase.BACKWARD)
     story.end()
     recording = story.recording()
     with pytest.raises(NothingRecorded, match=r"no model parameters.*torch\.nn\.Module"):
@@ -613,8 +594,7 @@ def rounded(first: int, then: int, *, small: int = 0) -> Story:
     story.segment(0x1000, 1 << 20)
     story.parameter(0x1000, "weight", 128)
     for step, many in enumerate((first, then)):
-        story.begin(step)
-        story.enter(Phase.BACKWARD)
+        story.begin(step, Phase.BACKWARD)
         tensors = [0x10000 + 512 * i for i in range(many)]
         for address in tensors:
             story.alloc(address, 1, block=512)

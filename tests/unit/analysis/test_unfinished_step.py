@@ -34,17 +34,14 @@ def in_the_second_step() -> Recording:
     story = Story()
     story.parameter(0x1000, "layers.0.weight", 100)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.alloc(0x2000, 200 + 4000 * step)
         story.fact(Fact.OUTPUT, 0x2000, "aten::mm", "layers.0")
         if step == 0:
             story.enter(Phase.BACKWARD)
             story.free(0x2000)
-            story.alloc(0x5000, 400)
-            story.fact(Fact.GRADIENT, 0x5000, "layers.0.weight")
-            story.enter(Phase.OPTIMIZER)
-            story.end(skipped=True)
+            story.tensor(Fact.GRADIENT, 0x5000, 400, "layers.0.weight")
+            story.end(Phase.OPTIMIZER, skipped=True)
             story.enter(Phase.BETWEEN)
             story.free(0x5000)
     story.now += 10

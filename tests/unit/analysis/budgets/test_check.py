@@ -29,22 +29,25 @@ def trained(*, saved: int = 1000, kept: int = 0, line: int = 9, steps: int = 3, 
     story.parameter(0x1000, "encoder.0.weight", 100)
     story.parameter(0x2000, "head.weight", 50)
     for step in range(steps):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         stack = f"/home/me/train.py:{line + 3} main\n/home/me/net.py:{line} forward"
-        story.alloc(0x4000, saved, op="aten::mm", module="encoder.0", stack=stack)
-        story.fact(Fact.SAVED, 0x4000, "aten::mm", "encoder.0")
-        story.alloc(0x5000, 500, op="aten::mm", module="head", stack=f"/home/me/net.py:{line + 1} forward")
-        story.fact(Fact.SAVED, 0x5000, "aten::mm", "head")
+        story.tensor(Fact.SAVED, 0x4000, saved, "aten::mm", module="encoder.0", op="aten::mm", stack=stack)
+        story.tensor(
+            Fact.SAVED,
+            0x5000,
+            500,
+            "aten::mm",
+            module="head",
+            op="aten::mm",
+            stack=f"/home/me/net.py:{line + 1} forward",
+        )
         story.enter(Phase.BACKWARD)
-        story.alloc(0x6000, 400)
-        story.fact(Fact.GRADIENT, 0x6000, "encoder.0.weight")
+        story.tensor(Fact.GRADIENT, 0x6000, 400, "encoder.0.weight")
         story.free(0x4000, 0x5000)
         if step not in skipped:
             story.enter(Phase.OPTIMIZER)
             if step == len(skipped):
-                story.alloc(0x7000, 800)
-                story.fact(Fact.OPTIMIZER_STATE, 0x7000, "exp_avg of encoder.0.weight")
+                story.tensor(Fact.OPTIMIZER_STATE, 0x7000, 800, "exp_avg of encoder.0.weight")
         story.enter(Phase.BETWEEN)
         if kept:
             story.alloc(0x100000 + 0x1000 * step, kept, op="aten::clone", stack="/home/me/train.py:5 main")
@@ -127,8 +130,7 @@ def test_what_is_broken_has_its_instant(key: str, instant: str) -> None:
 def test_what_the_last_event_of_a_step_allocates_is_in_it(last: int) -> None:
     story = trained()
     if last:
-        story.begin(3)
-        story.enter(Phase.FORWARD)
+        story.begin(3, Phase.FORWARD)
         story.enter(Phase.BACKWARD)
         story.alloc(0x9000, last)
         story.end()
@@ -224,11 +226,9 @@ def test_growth_begins_with_the_first_update() -> None:
 
 def test_growth_that_is_not_even_is_rounded_up() -> None:
     story = trained(steps=3)
-    story.begin(3)
-    story.enter(Phase.FORWARD)
+    story.begin(3, Phase.FORWARD)
     story.enter(Phase.BACKWARD)
-    story.alloc(0x6000, 400)
-    story.fact(Fact.GRADIENT, 0x6000, "encoder.0.weight")
+    story.tensor(Fact.GRADIENT, 0x6000, 400, "encoder.0.weight")
     story.alloc(0x9000, 1)
     story.end()
     assert measured(judged(story.recording(), growth=0)) == {"growth": 1}
@@ -264,15 +264,11 @@ def test_what_grew_in_a_module_is_only_what_is_in_it() -> None:
 def test_what_a_module_holds_is_explained_at_the_instant_at_which_it_is_measured() -> None:
     # The loss is no module's, though it is saved by name; in the next step's forward there are more activations.
     story = trained()
-    story.begin(3)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x4000, 1000, op="aten::mm", module="encoder.0")
-    story.fact(Fact.SAVED, 0x4000, "aten::mm", "encoder.0")
-    story.alloc(0x8000, 70, op="aten::log_softmax")
-    story.fact(Fact.SAVED, 0x8000, "LogSoftmaxBackward0")
+    story.begin(3, Phase.FORWARD)
+    story.tensor(Fact.SAVED, 0x4000, 1000, "aten::mm", module="encoder.0", op="aten::mm")
+    story.tensor(Fact.SAVED, 0x8000, 70, "LogSoftmaxBackward0", op="aten::log_softmax")
     story.enter(Phase.BACKWARD)
-    story.alloc(0x5000, 300, op="aten::mm", module="encoder.0")
-    story.fact(Fact.SAVED, 0x5000, "aten::mm", "encoder.0")
+    story.tensor(Fact.SAVED, 0x5000, 300, "aten::mm", module="encoder.0", op="aten::mm")
     story.free(0x4000, 0x5000, 0x8000)
     story.end()
     run = story.recording()
@@ -292,13 +288,14 @@ def moving(*, gelu: int, saved: int = 1000, update: int = 3000, extra: int = 0) 
     story = Story()
     story.parameter(0x1000, "head.weight", 100)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
-        story.alloc(0x4000, saved, op="aten::mm", module="head", stack="/home/me/net.py:7 forward")
-        story.fact(Fact.SAVED, 0x4000, "aten::mm", "head")
+        story.begin(step, Phase.FORWARD)
+        story.tensor(
+            Fact.SAVED, 0x4000, saved, "aten::mm", module="head", op="aten::mm", stack="/home/me/net.py:7 forward"
+        )
         if gelu:
-            story.alloc(0x5000, gelu, op="aten::gelu", module="act", stack="/home/me/net.py:8 forward")
-            story.fact(Fact.SAVED, 0x5000, "aten::gelu", "act")
+            story.tensor(
+                Fact.SAVED, 0x5000, gelu, "aten::gelu", module="act", op="aten::gelu", stack="/home/me/net.py:8 forward"
+            )
         story.alloc(0x6000, 900, op="aten::_log_softmax", stack="/home/me/train.py:11 step")
         story.free(0x6000)
         if extra:

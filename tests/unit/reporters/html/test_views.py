@@ -314,8 +314,7 @@ def one_step(events: bool = True) -> Story:
     story.begin(0)
     if events:
         story.parameter(0x1000, "weight", 0)
-    story.enter(Phase.BACKWARD)
-    story.end(loss=None)
+    story.end(Phase.BACKWARD, loss=None)
     return story
 
 

@@ -32,15 +32,13 @@ def out_of_memory(rank: int, of: int) -> RankRun:
     story = Story()
     story.parameter(0x1000, "layers.0.weight", 100)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.alloc(0x2000, 200 + 4000 * step)
         story.fact(Fact.OUTPUT, 0x2000, "aten::mm", "layers.0")
         if step == 0:
             story.enter(Phase.BACKWARD)
             story.free(0x2000)
-            story.enter(Phase.OPTIMIZER)
-            story.end()
+            story.end(Phase.OPTIMIZER)
             story.enter(Phase.BETWEEN)
     story.now += 10
     recording = ended(story, story.now, (400, 4200), step=1)
@@ -228,14 +226,12 @@ def test_what_is_twice_as_much_and_more_is_said_in_times() -> None:
 def test_a_peak_while_loading_data() -> None:
     story = Story()
     story.parameter(0x1000, "layers.0.weight", 1000)
-    story.begin(0)
-    story.enter(Phase.DATA)
+    story.begin(0, Phase.DATA)
     story.alloc(0x2000, 5000)
     story.free(0x2000)
     story.enter(Phase.FORWARD)
     story.enter(Phase.BACKWARD)
-    story.enter(Phase.OPTIMIZER)
-    story.end()
+    story.end(Phase.OPTIMIZER)
     recording = story.recording()
     runs = [run_of(replace(recording, run=replace(recording.run, rank=rank, world_size=2))) for rank in range(2)]
     assert said(merge(runs)).startswith(

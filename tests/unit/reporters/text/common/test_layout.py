@@ -54,8 +54,9 @@ def odd(name: str) -> Summary:
     story.begin(0)
     for number_of, fact in enumerate(Fact):
         story.enter(Phase.FORWARD if number_of % 2 else Phase.OPTIMIZER)
-        story.alloc(0x2000 + number_of, 900 * 2**40, op=name, module=name, stack=f"{name}:1 {name}\n{name}:2 f")
-        story.fact(fact, 0x2000 + number_of, name, name)
+        story.tensor(
+            fact, 0x2000 + number_of, 900 * 2**40, name, module=name, op=name, stack=f"{name}:1 {name}\n{name}:2 f"
+        )
     for phase in Phase:
         story.enter(phase)
         story.alloc(0x3000, 2**50, stack=name)
