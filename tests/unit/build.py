@@ -1,7 +1,5 @@
 """Recordings for tests, written as the story of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

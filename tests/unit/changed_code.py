@@ -1,7 +1,5 @@
 """A small network in two versions of its code, as the recordings of a run of each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

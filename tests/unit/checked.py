@@ -1,7 +1,5 @@
 """Results of checks for the tests of what is printed of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from build import Story

@@ -1,7 +1,5 @@
 """Recordings that end where memory ran out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Texts that people read, compared with a file, so that a test says only what they are made of."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass
@@ -27,11 +25,12 @@ class Golden:
 
     file: Path
     test: str
+    folder: Path
 
     def __call__(self, text: str, part: str = "") -> None:
-        """Compare ``text``; ``part`` tells several texts of a test apart."""
+        """Compare ``text``, where the test's own folder is ``HERE``; ``part`` tells several texts of a test apart."""
         name = f"{self.test} {part}".rstrip()
-        known, text = sections(self.file), f"{text}\n"
+        known, text = sections(self.file), f"{text}\n".replace(str(self.folder), "HERE")
         if os.environ.get("AMPMEM_GOLDEN") == "write":
             written = (f"==== {each} ====\n{made}" for each, made in sorted({**known, name: text}.items()))
             self.file.write_text("".join(written), encoding="utf-8")

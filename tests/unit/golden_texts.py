@@ -8,8 +8,6 @@
 Read the difference line by line before it is committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs of several ranks for tests: a recording for each, as its launcher would leave them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache

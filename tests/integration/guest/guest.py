@@ -5,8 +5,6 @@ two runs must end alike: with the same exit code, the same standard output, and 
 lines that ampmem says itself.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A recording begins and ends on one thread; wherever else it is ended, nothing of it stays, and nothing crashes."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What the allocator holds of the device: followed forwards and backwards, and at every event of a recording."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

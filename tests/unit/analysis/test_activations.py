@@ -1,7 +1,5 @@
 """Activations by kind and type, on crafted recordings."""
 
-from __future__ import annotations
-
 import pytest
 from build import Story
 

@@ -1,7 +1,5 @@
 """The cast ledger on crafted recordings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from build import ARM, Story

@@ -1,7 +1,5 @@
 """Two runs of changed code: which allocations are the same, what grew, and that it all adds up."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

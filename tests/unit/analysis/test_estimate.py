@@ -1,7 +1,5 @@
 """The prediction of a simulated run: its terms, whether it fits, and its words."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

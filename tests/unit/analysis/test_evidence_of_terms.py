@@ -1,7 +1,5 @@
 """A term needs evidence: what is not there is explained only where facts say what became of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Findings about cast copies and casts of buffers: the bytes, what the change takes off the peak, what to change."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

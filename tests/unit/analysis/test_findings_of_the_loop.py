@@ -1,7 +1,5 @@
 """Findings about how a script trains: the bytes, what the change takes off the peak, and what to change."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The failed request: how much was lacking, what is still to come, what is said of that instant, what to run next."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What to change when memory ran out: one list, nothing in it twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from build import Story

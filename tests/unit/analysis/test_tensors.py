@@ -1,7 +1,5 @@
 """Of what tensor an allocation is, on crafted recordings."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

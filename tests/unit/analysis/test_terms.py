@@ -1,7 +1,5 @@
 """Each term of the static model by itself: the evidence, the bytes that it explains, and whose they are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

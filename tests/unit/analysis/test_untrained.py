@@ -1,7 +1,5 @@
 """Whose parameters nothing trains, by what is known of each: an optimizer has it, a gradient, whether it ran."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The verdict on crafted recordings: what no evidence explains is a residual, never a term."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """``ampmem fit`` without a run: the search over made-up peaks, its conclusions, and how the argument is given."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace

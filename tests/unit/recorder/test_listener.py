@@ -1,7 +1,5 @@
 """Hooks know of a session only what the listener's Protocol says: here they speak to one that writes it down."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.optim import Optimizer

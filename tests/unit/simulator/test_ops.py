@@ -3,8 +3,6 @@
 The sizes and peaks were printed there, by ``tests/emulated/ops.py``, which runs the same on both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

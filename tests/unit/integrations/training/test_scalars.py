@@ -1,7 +1,5 @@
 """What a recording is in numbers for a logger."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

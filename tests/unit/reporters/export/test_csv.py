@@ -1,7 +1,5 @@
 """The table of allocations: what Python's csv reads of it, and what pandas does without any option."""
 
-from __future__ import annotations
-
 import csv
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Recordings in other tools' formats, read back with those tools where they are there."""
 
-from __future__ import annotations
-
 import pickle
 import pickletools
 import tracemalloc

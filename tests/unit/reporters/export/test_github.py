@@ -1,7 +1,5 @@
 """What GitHub shows of a check: a table, and the lines that grew; whatever the names are, they stay text."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

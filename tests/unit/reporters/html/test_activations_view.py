@@ -1,7 +1,5 @@
 """The activations as bars: what is in each, against sums over what was allocated."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The packed events: what a browser unpacks is what the analysis has, at every event."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

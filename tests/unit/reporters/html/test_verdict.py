@@ -1,7 +1,5 @@
 """What the page opens with: bars that are as long as their bytes, and nothing that needs a script."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the page says is what ``ampmem show`` says."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

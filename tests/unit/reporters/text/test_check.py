@@ -1,7 +1,5 @@
 """What ``ampmem check`` prints: the answer first, every limit, and what grew with its line and stack."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

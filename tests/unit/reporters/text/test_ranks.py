@@ -1,7 +1,5 @@
 """What is said first of the ranks of a job, and of which nothing is proven."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

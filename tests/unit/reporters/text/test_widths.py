@@ -1,7 +1,5 @@
 """Every text at every width of a terminal: no line is wider than that, and no number is cut or missing."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping

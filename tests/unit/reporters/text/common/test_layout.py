@@ -1,7 +1,5 @@
 """Texts fit where they are read: a terminal of any width, with or without colour, or a pipe."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -60,6 +58,8 @@ def odd(name: str) -> Summary:
     for phase in Phase:
         story.enter(phase)
         story.alloc(0x3000, 2**50, stack=name)
+        if phase == Phase.BACKWARD:
+            story.tensor(Fact.MASTER_COPY, 0x4000, 2**50, name)
         story.free(0x3000)
     story.end(loss=-1.23456e-300, scale=2.0**128)
     story.enter(Phase.BACKWARD)
@@ -89,6 +89,7 @@ def test_no_line_is_wider_than_the_terminal(name: str) -> None:
             layout=Layout(width=width),
         )
         assert max(map(columns, text.splitlines())) <= width, width
+        assert all(character.isprintable() or character == "\n" for character in text)
 
 
 def test_no_line_of_a_comparison_is_wider_than_the_terminal() -> None:
