@@ -1,7 +1,5 @@
 """Longer recordings than those of the unit tests, and hostile ones."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

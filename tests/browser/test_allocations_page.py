@@ -1,7 +1,5 @@
 """The table of allocations and the address map, as they are used: sorted, narrowed, unfolded, pointed at."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path
