@@ -260,34 +260,20 @@ def test_a_parameter_of_another_size_than_its_record_is_not_as_told() -> None:
     assert residuals(replace(recording, parameters=parameters))
 
 
-EXPLAINED: list[tuple[Extra, str, str, int]] = [
-    (
-        extra(Fact.OPTIMIZER_STATE, 4, "step of up.weight"),
-        "optimizer_state",
-        "scalars of the optimizer: step",
-        4,
-    ),
-    (
-        extra(Fact.OPTIMIZER_STATE, 64, "rows of up.weight"),
-        "optimizer_state",
-        "state that the rule does not have: rows",
-        64,
-    ),
-    (extra(Fact.OPTIMIZER_STATE, 64, "table"), "optimizer_state", "state that the rule does not have: table", 64),
-    (extra(Fact.MASTER_COPY, 400, "up.weight"), "master_copies", "more master copies than the rule expects", 400),
-    (extra(Fact.GRADIENT, 200, "up.weight"), "gradients", "more than one gradient of a parameter is alive", 200),
-    (
-        extra(Fact.CAST_COPY, 200, "up.weight"),
-        "cast_copies",
-        "copies that the cache still holds: the autocast region has not ended",
-        200,
-    ),
+CACHED = "copies that the cache still holds: the autocast region has not ended"
+EXPLAINED: list[tuple[Fact, int, str, str, str]] = [
+    (Fact.OPTIMIZER_STATE, 4, "step of up.weight", "optimizer_state", "scalars of the optimizer: step"),
+    (Fact.OPTIMIZER_STATE, 64, "rows of up.weight", "optimizer_state", "state that the rule does not have: rows"),
+    (Fact.OPTIMIZER_STATE, 64, "table", "optimizer_state", "state that the rule does not have: table"),
+    (Fact.MASTER_COPY, 400, "up.weight", "master_copies", "more master copies than the rule expects"),
+    (Fact.GRADIENT, 200, "up.weight", "gradients", "more than one gradient of a parameter is alive"),
+    (Fact.CAST_COPY, 200, "up.weight", "cast_copies", CACHED),
 ]
 
 
-@pytest.mark.parametrize(("add", "name", "why", "size"), EXPLAINED)
-def test_what_evidence_explains_is_named(add: Extra, name: str, why: str, size: int) -> None:
-    recording = told(add)
+@pytest.mark.parametrize(("fact", "size", "memory", "name", "why"), EXPLAINED)
+def test_what_evidence_explains_is_named(fact: Fact, size: int, memory: str, name: str, why: str) -> None:
+    recording = told(extra(fact, size, memory))
     assert residuals(recording) == {}
     assert terms(recording, "after_optimizer", name) == {why: size}
     (term,) = component(recording, "after_optimizer", name).terms

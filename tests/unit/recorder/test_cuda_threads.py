@@ -1,5 +1,7 @@
 """Any sequence of calls, on any thread, at any moment: what is recorded agrees with the allocator's own counts."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
