@@ -1,5 +1,7 @@
 """What a simulated device claims to know is what a CPU beside it computes; whatever else is read was made up."""
 
+from __future__ import annotations
+
 import copy
 import itertools
 from collections.abc import Callable, Iterator

@@ -86,11 +86,11 @@ def test_what_is_refused_is_said_in_one_line(folder: Path, golden: Golden) -> No
         "a.ampmem",
         "a.ampmem b.ampmem a.ampmem",
         "two.json a.ampmem",
-        "a.ampmem b.ampmem --category nonsense",
         "odd.json a.ampmem",
         "text.ampmem a.ampmem",
     )
     golden(transcript(folder, *(["diff", *arguments.split()] for arguments in wrong)))
+    assert "'nonsense' is not one of" in refused(folder, "diff", "a.ampmem", "b.ampmem", "--category", "nonsense")
 
 
 def test_a_page_is_not_replaced_unasked(folder: Path) -> None:
