@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_sections import Golden
 from hypothesis import settings
 
 # Models of tests gain nothing from more threads, and several processes of pytest would wait for each other's.
@@ -163,3 +164,9 @@ def nothing_left_behind() -> Iterator[None]:
     missed = list(log.seen)  # what hooks kept to themselves: faults of ours, unless the test is about it
     log.seen.clear()
     assert missed == []
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Golden:
+    """Compares the texts of a test with those in the file beside its module."""
+    return Golden(request.path.with_suffix(".txt"), request.node.name, tmp_path)

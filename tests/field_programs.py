@@ -20,8 +20,6 @@ is 1 when a program's exit code or output was another than without ampmem, a ste
 ``--match "^dcgan"`` runs only the programs whose names match.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -21,8 +21,6 @@ or ``--only same`` makes one half, ``make --match "^gpt"`` runs only the command
 is run.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

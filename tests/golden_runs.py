@@ -1,7 +1,5 @@
 """What ``golden.py`` runs: the recordings that are made anew, and what is put out for a set of recordings."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

@@ -4,8 +4,6 @@ Run it when constraints.txt gets another plotly, with no version to take the one
 ``python tests/plotly_bundle.py [VERSION]``. The bundle is kept as it was published; npm checks it against its registry.
 """
 
-from __future__ import annotations
-
 import gzip
 import subprocess
 import sys

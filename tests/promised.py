@@ -5,8 +5,6 @@
 ``tests/unit/test_promises.py`` reads the files, which never change once that version is released.
 """
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import subprocess

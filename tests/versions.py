@@ -5,8 +5,6 @@ minutes to make; a CPU build is under 1 GB. Which builds are found is pip's own 
 version `nightly` is the newest development version that pip finds. Exit code 1 when anything failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -3,8 +3,6 @@
 Run it: ``python tests/benchmarks/allocator.py``. It fails below 300,000 with the default settings.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

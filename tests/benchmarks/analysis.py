@@ -3,8 +3,6 @@
 Run it: ``python tests/benchmarks/analysis.py``. It fails above 5 seconds or 1 GiB.
 """
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

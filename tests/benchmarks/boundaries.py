@@ -8,8 +8,6 @@ the figures that say so. Prints a row of docs/simulation.md for each arm; exits 
 that has no boundary, because its upper end still fits or nothing does, is not treated: one line says so.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -8,8 +8,6 @@ them. So the figures bound what a cheaper source, or a cheaper look at ops, can 
 The variants take turns in one process; a ratio is the median of CPU times of the loop, in that of plain training.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import warnings

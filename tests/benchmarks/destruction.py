@@ -17,8 +17,6 @@ so, and what happens there alone is left out).
 The table is printed; what failed, before it. Exits with 1 when anything did.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -5,8 +5,6 @@
 runs rank 0 of them on a machine without a GPU; ``simulated.py fsdp-70b`` measures what that takes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 

@@ -11,8 +11,6 @@ The ops are those of ``nn.Linear`` on a batch of matrices, so small that nothing
 It asserts nothing. Each figure is the median of 15 turns, in microseconds an op that the mode sees.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch is imported: its profiler would write to stderr

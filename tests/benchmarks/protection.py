@@ -5,8 +5,6 @@
 Prints the median and the maximum for each way that this machine allows, and for a process that is only forked.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import statistics

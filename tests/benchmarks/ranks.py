@@ -4,8 +4,6 @@ Run it: ``python tests/benchmarks/ranks.py [RECORDING]``. It fails above 10 seco
 of three steps of ``ampmem.workloads.gpt``. All ranks get that one, under their own numbers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

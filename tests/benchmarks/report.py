@@ -7,8 +7,6 @@ paint, ``ready`` to its first complete picture, and ``zoom`` from a key to the n
 playwright or Chromium is missing.
 """
 
-from __future__ import annotations
-
 import resource
 import shutil
 import statistics

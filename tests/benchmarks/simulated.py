@@ -6,8 +6,6 @@ Exits with 1 when a bar is broken: 8 s and 1 GiB for GPT with 124 M parameters, 
 60 s and 4 GiB for one rank of 64 that train 70 B with FSDP2.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -7,8 +7,6 @@ that ampmem made on a GPU (``*.ampmem``), whose own command is simulated, or bot
 that the recording covers, with what was alive when it began.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -10,8 +10,6 @@ over, and none is due. On the emulated CUDA runtime kernels cost nothing, so the
 runs so many steps, plain and from start to end watched, and says what that took, the memory and the size of the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -1,7 +1,5 @@
 """A browser, pages opened in it under watch, and the recordings that they show."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

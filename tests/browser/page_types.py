@@ -4,8 +4,6 @@ The types of what commands print as JSON are made from the schemas that they pri
 that become that rest. ``python tests/browser/page_types.py`` writes them anew; a test fails when they are others.
 """
 
-from __future__ import annotations
-
 import json
 import types
 from collections.abc import Iterator, Mapping

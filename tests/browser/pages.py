@@ -1,7 +1,5 @@
 """What the browser tests share: pages on disk, and pages open in a browser."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

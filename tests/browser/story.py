@@ -1,7 +1,5 @@
 """Longer recordings than those of the unit tests, and hostile ones."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -28,19 +26,32 @@ def long_run(*, steps: int, arm: str = "amp", layers: int = LAYERS, batch: int =
 
 
 def _step(story: Story, step: int, arm: str, layers: int, batch: int) -> None:
-    story.begin(step)
-    story.enter(Phase.DATA)
+    story.begin(step, Phase.DATA)
     story.alloc(0x1, 4096, op="aten::randn", stack="train.py:12 load")
     story.enter(Phase.FORWARD)
     for layer in range(layers):
         where = f"layers.{layer}.linear"
         if arm == "amp":
-            story.alloc(0x20000 + layer, 2000 + 2 * layer, op="aten::_to_copy", module=where, stack=CODE)
-            story.fact(Fact.CAST_COPY, 0x20000 + layer, f"{where}.weight", where)
+            story.tensor(
+                Fact.CAST_COPY,
+                0x20000 + layer,
+                2000 + 2 * layer,
+                f"{where}.weight",
+                module=where,
+                op="aten::_to_copy",
+                stack=CODE,
+            )
         for part in range(batch):
             address = 0x30000 + layer * 0x10 + part
-            story.alloc(address, 700 + 13 * layer + part + step, op="aten::mm", module=where, stack=CODE)
-            story.fact(Fact.SAVED, address, "MmBackward0", where)
+            story.tensor(
+                Fact.SAVED,
+                address,
+                700 + 13 * layer + part + step,
+                "MmBackward0",
+                module=where,
+                op="aten::mm",
+                stack=CODE,
+            )
             _scratch(story, 64 + 8 * part, where)
     story.enter(Phase.BACKWARD)
     for layer in reversed(range(layers)):
@@ -54,8 +65,14 @@ def _step(story: Story, step: int, arm: str, layers: int, batch: int) -> None:
     story.enter(Phase.OPTIMIZER)
     for layer in range(layers):
         if step == 0:
-            story.alloc(0x60000 + layer, 8 * (1000 + layer), op="AdamW.step", stack="train.py:30 main")
-            story.fact(Fact.OPTIMIZER_STATE, 0x60000 + layer, f"exp_avg of layers.{layer}.linear.weight")
+            story.tensor(
+                Fact.OPTIMIZER_STATE,
+                0x60000 + layer,
+                8 * (1000 + layer),
+                f"exp_avg of layers.{layer}.linear.weight",
+                op="AdamW.step",
+                stack="train.py:30 main",
+            )
         for _ in range(4):
             _scratch(story, 1500, "")
     story.end(loss=2.5 - step / 10)
@@ -80,23 +97,29 @@ def deep_run(*, layers: int = 200) -> Recording:
         story.parameter(0x100000 + layer * 0x100, f"net.layers.{layer}.fc.weight", 1000)
         story.parameter(0x200000 + layer * 0x100, f"net.layers.{layer}.norm.weight", 50)
     story.parameter(0x300000, "net.head.weight", 20_000)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     callers = "\n".join((LAUNCHER, *WRAPPERS, "/home/me/train.py:40 train"))
     for layer in range(layers):
         where = f"net.layers.{layer}.fc"
         stack = f"{callers}\n/home/me/net.py:7 Net.forward\n{LIBRARY}"
-        story.alloc(0x400000 + layer, 9000 if layer == 0 else 3000, op="aten::mm", module=where, stack=stack)
-        story.fact(Fact.SAVED, 0x400000 + layer, "MmBackward0", where)
-    story.alloc(0x500000, 70_000, op="aten::mm", stack=f"{callers}\n/home/me/net.py:9 Net.loss")
-    story.fact(Fact.SAVED, 0x500000, "MmBackward0", "")
+        story.tensor(
+            Fact.SAVED,
+            0x400000 + layer,
+            9000 if layer == 0 else 3000,
+            "MmBackward0",
+            module=where,
+            op="aten::mm",
+            stack=stack,
+        )
+    story.tensor(
+        Fact.SAVED, 0x500000, 70_000, "MmBackward0", op="aten::mm", stack=f"{callers}\n/home/me/net.py:9 Net.loss"
+    )
     story.alloc(0x600000, 5000, op="aten::empty", stack=LIBRARY)
     story.enter(Phase.BACKWARD)
     story.alloc(0x700000, 4000, op="MmBackward0", module="net.layers.0.fc")
     story.fact(Fact.GRADIENT, 0x700000, "net.layers.0.fc.weight")
     story.free(*(0x400000 + layer for layer in range(layers)), 0x500000, 0x600000)
-    story.enter(Phase.OPTIMIZER)
-    story.end()
+    story.end(Phase.OPTIMIZER)
     story.enter(Phase.BETWEEN)
     story.free(0x700000)
     return story.recording()
@@ -133,25 +156,24 @@ def hostile_run() -> Recording:
     for number, payload in enumerate(payloads):
         story.parameter(0x1000 + number, f"{payload}.weight", 10 + number)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         for number, payload in enumerate(payloads):
             other, third = payloads[(number + 1) % count], payloads[(number + 2) % count]
             one_line = payload.replace("\n", " ")
-            story.alloc(
+            story.tensor(
+                Fact.SAVED,
                 0x3000 + number,
                 5000 + number,
-                op=other,
+                payload,
                 module=payload,
+                op=other,
                 stack=f"{one_line}.py:{number + 1} {third.splitlines()[0]}\n{one_line}",
+                dtype=payload,
             )
-            story.fact(Fact.SAVED, 0x3000 + number, payload, payload, payload)
         story.enter(Phase.BACKWARD)
-        story.alloc(0x8000, 77)
-        story.fact(Fact.GRADIENT, 0x8000, f"{payloads[0]}.weight")
+        story.tensor(Fact.GRADIENT, 0x8000, 77, f"{payloads[0]}.weight")
         story.free(*(0x3000 + number for number in range(count)), 0x8000)
-        story.enter(Phase.OPTIMIZER)
-        story.end()
+        story.end(Phase.OPTIMIZER)
     run = replace(RUN, script=payloads[0], arguments=payloads, device_name=payloads[1])
     return story.recording(run=run, notes=payloads)
 
@@ -189,8 +211,7 @@ def gpu_run(*, steps: int, expandable: bool = False) -> Recording:
     story.parameter(weight.address, "layers.0.weight", 1024)
     kept = [malloc(chance.choice((3000, 700_000, 5 << 20)), "aten::randn") for _ in range(20)]
     for step in range(steps):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         live = [malloc(chance.randrange(1, 6 << 20), "aten::mm") for _ in range(200)]
         for block in live[::2]:
             story.fact(Fact.SAVED, block.address, "MmBackward0")

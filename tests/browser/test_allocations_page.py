@@ -1,7 +1,5 @@
 """The table of allocations and the address map, as they are used: sorted, narrowed, unfolded, pointed at."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path
@@ -36,8 +34,7 @@ def small_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """Tensors of several types and shapes, all of them alive at the peak."""
     story = Story()
     story.parameter(0x10, "h.0.weight", 6)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     for number, (dtype, shape, size) in enumerate(
         (
             ("bfloat16", "[10, 2]", 40),

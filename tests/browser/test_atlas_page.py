@@ -1,7 +1,5 @@
 """The page of the atlas in a browser: its charts, its filters, its tables, and the breakdown of a point."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The page of ``ampmem fit`` in a browser: its curves, its table, and texts of a script that are only ever texts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts that a script chooses are only ever text, whatever they are."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page's JavaScript without a page: unit tests, the bundle's syntax, lint, types, and the shared number formats."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Reserved memory and the address map of the page, against the analysis and the model of the allocator."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Accessibility, widths, themes, print, and what is there only sometimes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a notebook shows, in a page whose styles are hostile: a frame and tables that look as they do anywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

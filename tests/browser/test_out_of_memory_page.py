@@ -1,7 +1,5 @@
 """The section of a run that ran out of memory, in a browser."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

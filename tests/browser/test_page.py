@@ -1,7 +1,5 @@
 """What the page shows and does, in a browser, against what the analysis says."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

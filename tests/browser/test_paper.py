@@ -1,7 +1,5 @@
 """The PDF that ``chromium --print-to-pdf`` makes of a page: it prints as soon as the page is loaded."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

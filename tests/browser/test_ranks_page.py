@@ -1,7 +1,5 @@
 """The page of a job's ranks: which is the worst, every rank in one table, and the page of one a click away."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

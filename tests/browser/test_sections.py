@@ -1,7 +1,5 @@
 """The sections that are bars and tables, in a browser."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What one instant of the timeline is: the event that led to it, and all that lives then."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What of a run is in view: where the page opens, the window over the whole run, the axis, and links to a view."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

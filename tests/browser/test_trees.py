@@ -1,7 +1,5 @@
 """The trees of modules and of stacks, in a browser, with a model of 200 layers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The first screen, in a browser: the verdict is there before any script, and equal runs are one bar."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

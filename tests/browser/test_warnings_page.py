@@ -1,7 +1,5 @@
 """What a page says of a run whose sums are not the allocator's, in a browser."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of a watched run in a browser: its lines, its bands, the pages of full recordings, texts of a script."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

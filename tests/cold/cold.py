@@ -8,8 +8,6 @@ interpreter once, and what only repeats it, with another option or to make a fil
 that has imported torch already: :mod:`ready_python` says what else, and why that hides nothing.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The installed environment of AMPMEM_COLD, and a folder that all processes of a run of pytest share."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

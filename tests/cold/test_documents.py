@@ -4,8 +4,6 @@ What is new in a page is found and run without a line here. A page may take some
 stands for a file. What that is stands in the tables below, and each of their entries has to occur in the pages.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 What a command of the documents tries already is not run here again.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ autocast casts, depends on the device: activations after forward, copies of the 
 not judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -15,8 +15,6 @@ and left out. ``--against-cpu`` records what can be on the CPU too, in FP32 and 
 (``against_cpu.py``). Results come as they are found, then a table. The exit code is 1 when one is not as expected.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

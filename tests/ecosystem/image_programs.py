@@ -1,7 +1,5 @@
 """The programs that train with diffusers, timm, bitsandbytes and torchao."""
 
-from __future__ import annotations
-
 from program import Program
 
 _CONVOLUTIONS = ("cuDNN's workspaces in convolutions",)

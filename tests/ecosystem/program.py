@@ -1,7 +1,5 @@
 """What there is to say of one program: what it needs, how it is run, and what is expected of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 ARMS = ("fp32", "amp", "amp-nocache")

@@ -1,7 +1,5 @@
 """Runs a program under ``ampmem profile --device sim``, in each precision, and judges what came of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The quick ones of the programs in ``programs/``; ``check.py`` runs all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The programs that train with transformers and what stands on it: accelerate, Lightning, peft, trl."""
 
-from __future__ import annotations
-
 from program import Program
 
 _MODELS = ("bert", "gpt2", "llama", "qwen", "t5", "vit", "whisper")

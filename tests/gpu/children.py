@@ -1,7 +1,5 @@
 """Processes that are started, listened to, and ended with all that they have started when they take too long."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Everything here needs a CUDA device, and says so where there is none."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path

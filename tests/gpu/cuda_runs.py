@@ -1,7 +1,5 @@
 """Training on the GPU, with and without ampmem, and what the tests know of it for themselves."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Iterable

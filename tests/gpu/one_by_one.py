@@ -9,8 +9,6 @@ seconds later, and so it does when a failed test has left the device unusable (e
 another context.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

@@ -1,7 +1,5 @@
 """The parts that ``run_all.py`` runs: what each starts, in how many seconds, and what it leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

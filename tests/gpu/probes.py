@@ -5,8 +5,6 @@
 Without a GPU ``--device cpu`` and ``--device sim`` run those that make sense there; the others are skipped.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What came of each test, probe or measurement of a run on a GPU: one row each, in the file as soon as it is known."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence

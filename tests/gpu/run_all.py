@@ -32,8 +32,6 @@ FOLDER never has more than eight. Exits with 1 when a part is not ok. Nothing ha
 the checkout.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

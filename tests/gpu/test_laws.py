@@ -1,7 +1,5 @@
 """The laws that ampmem keeps, on the workloads, in every arm."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """What needs a process of its own: out of memory, allocator settings, the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

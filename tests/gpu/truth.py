@@ -12,8 +12,6 @@ beside them. ``truth.txt`` and ``truth.json`` are written anew after each row. W
 ``--device sim`` simulates all three, to try this out: then nothing may differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

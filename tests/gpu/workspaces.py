@@ -25,8 +25,6 @@ Schema ``ampmem.workspaces/1``::
 requested, from the trace of PyTorch's caching allocator; on a simulated device, which has no trace, from its peaks.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

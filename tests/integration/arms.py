@@ -1,7 +1,5 @@
 """Recordings of functions in a forced arm, and what their verdicts say."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import tempfile

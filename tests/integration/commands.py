@@ -1,7 +1,5 @@
 """Command lines, run as a user runs them: in a process and a directory of their own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the tests know for themselves: sums over tensors, and what torch.profiler says without ampmem."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import random

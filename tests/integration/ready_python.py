@@ -17,8 +17,6 @@ Not for tests of what is decided while Python starts or torch is imported (the h
 threads, what is imported and from where), nor of process groups. They start ``sys.executable``.
 """
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import functools

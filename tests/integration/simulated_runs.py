@@ -6,8 +6,6 @@ A case is WORKLOAD:PRECISION:DTYPE, or WORKLOAD:PRECISION:DTYPE:cpu for a device
 FOLDER/CASE.ampmem. Prints as JSON what is left of the simulation in torch after each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Forced arms: the same script, unmodified, is what it would be had it asked for that precision itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

@@ -1,7 +1,5 @@
 """Points of the atlas that are made again are those of its file, to the byte."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.util import find_spec

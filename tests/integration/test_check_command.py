@@ -1,7 +1,5 @@
 """``ampmem check`` of scripts: the example in the docs, exit codes, and the same bytes in every run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What programs of other kinds than one model and one optimizer hold: each category against sums over tensors."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 

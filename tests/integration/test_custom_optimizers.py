@@ -1,7 +1,5 @@
 """Optimizers that people write themselves: their state is whole at every mark, and judged by its tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

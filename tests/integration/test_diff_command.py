@@ -1,7 +1,5 @@
 """``ampmem diff`` of a script before and after a change: the example in the docs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory

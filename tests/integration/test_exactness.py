@@ -1,7 +1,5 @@
 """What ampmem says about categories is, to the byte, what the tensors themselves add up to."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Real runs, exported as snapshots of PyTorch and imported again: everything that ``show`` says of them is the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A recording by the C++ extension has the content that torch.profiler gives it."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

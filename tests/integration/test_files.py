@@ -1,7 +1,5 @@
 """No run that predicts, compares or searches changes a file of the user, through whatever writer, however it ends."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

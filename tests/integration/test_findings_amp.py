@@ -1,7 +1,5 @@
 """What ampmem tells about mixed precision, on runs that have it and on runs that have not."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """What ampmem tells about how a script trains, on runs that have it and on runs that have not."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 

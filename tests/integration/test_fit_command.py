@@ -1,7 +1,5 @@
 """``ampmem fit``: the boundary is where two runs of their own say that it is; failures and Ctrl-C leave nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A forked worker of a DataLoader inherits every hook of a session, and forgets them."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The observer moves nothing: a script allocates, computes and fails as it does without ampmem."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections import Counter

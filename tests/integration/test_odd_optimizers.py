@@ -1,7 +1,5 @@
 """Optimizers that were there before a block, of whatever kind: they do not stop it, and their state is known."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A CUDA script that runs out of memory on a simulated GPU: what is kept, wherever it strikes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

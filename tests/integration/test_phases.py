@@ -1,7 +1,5 @@
 """Which phase the script is in, by what runs, and under which grad mode."""
 
-from __future__ import annotations
-
 import gc
 from itertools import groupby
 from pathlib import Path

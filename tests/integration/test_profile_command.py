@@ -1,7 +1,5 @@
 """``ampmem profile`` on scripts that end well, fail, are interrupted or killed: the script is a guest."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import pty

@@ -1,7 +1,5 @@
 """The Python of ``ready_python`` has imported no more than a bare ``ampmem profile`` has when its script starts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

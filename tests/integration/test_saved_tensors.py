@@ -1,7 +1,5 @@
 """Which op saved what, against what the autograd graph itself holds; and what the activations are."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

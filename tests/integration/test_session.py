@@ -1,7 +1,5 @@
 """A session from inside: what it keeps, what it lets go of, and what it does when something goes wrong."""
 
-from __future__ import annotations
-
 import gc
 import io
 import threading

@@ -1,7 +1,5 @@
 """A simulated GPU that is full in backward: the script gets torch's error, from ``backward``, and can go on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from commands import ampmem

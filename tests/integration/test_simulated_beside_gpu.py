@@ -1,7 +1,5 @@
 """Whole training steps on a simulated GPU beside what an NVIDIA H200 allocated with torch 2.11 (cuDNN 9.19)."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

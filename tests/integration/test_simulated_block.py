@@ -1,7 +1,5 @@
 """A device that is simulated for one block of a process that goes on after it."""
 
-from __future__ import annotations
-
 import gc
 import json
 import operator

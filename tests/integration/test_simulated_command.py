@@ -1,7 +1,5 @@
 """``ampmem profile --device sim``: what a script sees of the GPU, what is said at the end, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from subprocess import CompletedProcess
 

@@ -1,7 +1,5 @@
 """Convolutions on a simulated GPU: the memory format of what they return, and workspaces that were measured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A simulated device that stands for the CPU, against what the CPU profiler measures of the same workload."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The prediction of a simulated run of a script, from the command line to the JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from subprocess import CompletedProcess

@@ -1,7 +1,5 @@
 """Recurrent layers on a simulated GPU: packed once, cast once a forward, and counted against sums over tensors."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a simulated device answers about data that it does not have: checks are passed, and routing is even."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 

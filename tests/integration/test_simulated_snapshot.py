@@ -1,7 +1,5 @@
 """The simulated language model against snapshots that others took of such models on real GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

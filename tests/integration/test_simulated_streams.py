@@ -1,7 +1,5 @@
 """A script with streams on a simulated device: where its blocks lie, and what is predicted of those that wait."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

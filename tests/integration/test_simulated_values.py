@@ -1,7 +1,5 @@
 """What a simulated device knows of the script's own data, on each thread; each script in a process of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

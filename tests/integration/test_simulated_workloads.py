@@ -1,7 +1,5 @@
 """Every workload, in every precision, on a simulated GPU: the exact categories, and the kernels that a GPU runs."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

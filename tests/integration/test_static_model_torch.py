@@ -1,7 +1,5 @@
 """The static model against the bytes that torch's own optimizers keep."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

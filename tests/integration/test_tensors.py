@@ -1,7 +1,5 @@
 """The types and shapes in a recording are those of the tensors, as the script itself knows them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import measure

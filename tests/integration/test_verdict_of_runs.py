@@ -1,7 +1,5 @@
 """The verdict on the static model: every byte has a name, and the names are right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

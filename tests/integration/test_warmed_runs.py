@@ -1,7 +1,5 @@
 """A run that is forked from a warmed process finds what a fresh one finds, records the same, and ends alike."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

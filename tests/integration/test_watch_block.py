@@ -1,7 +1,5 @@
 """``with ampmem.watch()``, and trainers' ``watch=True``: what is told of each step, and nothing that is left behind."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``ampmem watch``: a row for each step that equals independent sums, whatever the script does and however it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The training scripts really train, in every precision, and the same seed gives the same losses."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

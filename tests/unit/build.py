@@ -1,7 +1,5 @@
 """Recordings for tests, written as the story of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +50,8 @@ ARM = ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
 class Story:
     """Each call happens ten nanoseconds after the one before, in the phase entered last; the first in SETUP."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, weight: int | None = None) -> None:
+        """With ``weight`` the model has one parameter of that name, at 0x1000, with so many elements."""
         self.now = 0
         self._step, self._phase = -1, Phase.SETUP
         self._started = 0
@@ -66,6 +65,8 @@ class Story:
         self._parameters: list[ParameterRecord] = []
         self._segments: list[tuple[int, ...]] = []
         self.totals_known = True
+        if weight is not None:
+            self.parameter(0x1000, "weight", weight)
 
     def enter(self, phase: Phase) -> int:
         """Enter ``phase``; says when."""
@@ -73,14 +74,25 @@ class Story:
         self._phases.append((self._tick(), self._step, phase))
         return self.now
 
-    def begin(self, step: int) -> int:
-        """A new step starts, between two phases; says when."""
+    def begin(self, step: int, phase: Phase | None = None) -> int:
+        """A new step starts, between two phases, and then ``phase``; says when the step started."""
         self._step = step
         self._started = self.enter(Phase.BETWEEN)
+        if phase is not None:
+            self.enter(phase)
         return self._started
 
-    def end(self, *, skipped: bool = False, loss: float | None = 1.5, scale: float | None = None) -> int:
-        """The step ends; says when."""
+    def end(
+        self,
+        phase: Phase | None = None,
+        *,
+        skipped: bool = False,
+        loss: float | None = 1.5,
+        scale: float | None = None,
+    ) -> int:
+        """The step ends, after ``phase`` was entered; says when."""
+        if phase is not None:
+            self.enter(phase)
         self._tick()
         self._steps.append(
             StepRecord(
@@ -148,6 +160,25 @@ class Story:
         self._facts.append((when, address, fact, *map(self._text, (name, module, dtype, shape))))
         return when
 
+    def tensor(
+        self,
+        fact: Fact,
+        address: int,
+        size: int,
+        name: str = "",
+        *,
+        module: str = "",
+        dtype: str = "",
+        shape: str = "",
+        op: str = "",
+        stack: str = "",
+        block: int | None = None,
+        action: Action = Action.ALLOC,
+    ) -> int:
+        """Allocate; then ``fact`` is seen about it; says when that was."""
+        self.alloc(address, size, op=op, module=module, stack=stack, block=block, action=action)
+        return self.fact(fact, address, name, module, dtype, shape)
+
     def parameter(self, address: int, name: str, elements: int, *, trainable: bool = True) -> None:
         """A float32 parameter: its memory, its fact and its record."""
         self.alloc(address, 4 * elements)
@@ -204,19 +235,14 @@ def arm_run(
     notes: tuple[str, ...] = (),
 ) -> Recording:
     """One step per loss of a one-parameter model, with so many bytes of activations and of cast copies."""
-    story = Story()
-    story.parameter(0x1000, "weight", elements)
+    story = Story(weight=elements)
     for step, loss in enumerate(losses):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         if copies:
-            story.alloc(0x2000, copies)
-            story.fact(Fact.CAST_COPY, 0x2000, "weight")
-        story.alloc(0x3000, activations)
-        story.fact(Fact.SAVED, 0x3000, "MmBackward0")
+            story.tensor(Fact.CAST_COPY, 0x2000, copies, "weight")
+        story.tensor(Fact.SAVED, 0x3000, activations, "MmBackward0")
         story.enter(Phase.BACKWARD)
-        story.alloc(0x4000, 4 * elements)
-        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.tensor(Fact.GRADIENT, 0x4000, 4 * elements, "weight")
         story.free(0x3000)
         if copies:
             story.free(0x2000)
@@ -236,14 +262,19 @@ def small_run(story: Story | None = None) -> Story:
     story.parameter(0x1000, "layers.0.weight", 100)
     story.parameter(0x2000, "layers.1.weight", 50, trainable=False)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.DATA)
+        story.begin(step, Phase.DATA)
         story.alloc(0x3000, 32)
         story.enter(Phase.FORWARD)
-        story.alloc(0x4000, 200, op="aten::_to_copy", module="layers.0", stack="train.py:9 main\nnet.py:3 forward")
-        story.fact(Fact.CAST_COPY, 0x4000, "layers.0.weight", "layers.0")
-        story.alloc(0x5000, 1000, op="aten::mm", module="layers.0", block=1024)
-        story.fact(Fact.SAVED, 0x5000, "MmBackward0", "layers.0")
+        story.tensor(
+            Fact.CAST_COPY,
+            0x4000,
+            200,
+            "layers.0.weight",
+            module="layers.0",
+            op="aten::_to_copy",
+            stack="train.py:9 main\nnet.py:3 forward",
+        )
+        story.tensor(Fact.SAVED, 0x5000, 1000, "MmBackward0", module="layers.0", op="aten::mm", block=1024)
         story.alloc(0x6000, 48, op="aten::add", module="layers.1")
         story.free(0x6000)
         story.enter(Phase.BACKWARD)
@@ -253,8 +284,7 @@ def small_run(story: Story | None = None) -> Story:
         story.fact(Fact.GRADIENT, 0x7000, "layers.0.weight")
         story.enter(Phase.OPTIMIZER)
         if step == 0:
-            story.alloc(0x8000, 800)
-            story.fact(Fact.OPTIMIZER_STATE, 0x8000, "exp_avg of layers.0.weight")
+            story.tensor(Fact.OPTIMIZER_STATE, 0x8000, 800, "exp_avg of layers.0.weight")
         story.alloc(0x6000, 400, op="aten::_foreach_sqrt")
         story.free(0x6000)
         story.end(loss=2.5 - step)
@@ -273,16 +303,13 @@ def gpu_run() -> Story:
     story.parameter(0x10000, "layers.0.weight", 100)
     story.parameter(0x10200, "layers.1.weight", 50, trainable=False)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.segment(0x20000, 0x2000)
-        story.alloc(0x20000, 0x1F00, op="aten::mm", module="layers.0", block=0x2000)
-        story.fact(Fact.SAVED, 0x20000, "MmBackward0", "layers.0")
+        story.tensor(Fact.SAVED, 0x20000, 0x1F00, "MmBackward0", module="layers.0", op="aten::mm", block=0x2000)
         story.enter(Phase.BACKWARD)
         for page in range(3):
             story.segment(0x40000 + page * 0x1000, 0x1000, expandable=True)
-        story.alloc(0x40200, 0x2100, block=0x2200)
-        story.fact(Fact.GRADIENT, 0x40200, "layers.0.weight")
+        story.tensor(Fact.GRADIENT, 0x40200, 0x2100, "layers.0.weight", block=0x2200)
         story.free(0x20000)
         story.enter(Phase.OPTIMIZER)
         story.alloc(0x8800, 700, op="aten::_foreach_sqrt", block=1024)

@@ -1,7 +1,5 @@
 """A small network in two versions of its code, as the recordings of a run of each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,8 +37,7 @@ def run_of(code: Code) -> Recording:
     folder = code.file.rpartition("/")[0]
     outer = f"{folder}/train.py:{code.line + 5} {code.main}"
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.DATA)
+        story.begin(step, Phase.DATA)
         story.alloc(0x9000, code.batch)
         story.enter(Phase.FORWARD)
         for i, size in enumerate(code.sizes):
@@ -52,8 +49,7 @@ def run_of(code: Code) -> Recording:
             story.fact(Fact.SAVED, 0x8000 + step, "AddBackward0")
         story.enter(Phase.BACKWARD)
         story.free(*(0x2000 + i for i in range(len(code.sizes))), 0x9000)
-        story.enter(Phase.OPTIMIZER)
-        story.end()
+        story.end(Phase.OPTIMIZER)
     return story.recording(arm=FP32, run=RUN)
 
 

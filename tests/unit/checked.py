@@ -1,7 +1,5 @@
 """Results of checks for the tests of what is printed of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from build import Story
@@ -27,12 +25,16 @@ def run(
     story = Story()
     story.parameter(0x1000, "encoder.0.weight", MIB // 4)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
-        story.alloc(
-            0x10000000, saved, op="aten::mm", module=module, stack=f"/repo/train.py:3 main\n{file}:7 Net.forward"
+        story.begin(step, Phase.FORWARD)
+        story.tensor(
+            Fact.SAVED,
+            0x10000000,
+            saved,
+            "aten::mm",
+            module=module,
+            op="aten::mm",
+            stack=f"/repo/train.py:3 main\n{file}:7 Net.forward",
         )
-        story.fact(Fact.SAVED, 0x10000000, "aten::mm", module)
         story.enter(Phase.BACKWARD)
         story.free(0x10000000)
         story.enter(Phase.BETWEEN)

@@ -1,7 +1,5 @@
 """How different two colours look, to people with and without a colour-vision deficiency."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,8 +1,8 @@
 """Command lines that are run in this process: for what does not depend on the process."""
 
-from __future__ import annotations
-
+import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -32,3 +32,13 @@ def refused(folder: Path, *arguments: str) -> str:
     code, stdout, stderr = ampmem_here(folder, *arguments)
     assert (code, stdout) == (2, ""), arguments
     return stderr
+
+
+def transcript(folder: Path, *commands: Sequence[str]) -> str:
+    """What each of these command lines of ``ampmem`` prints in ``folder``, and its exit code."""
+    said = []
+    for command in commands:
+        code, stdout, stderr = ampmem_here(folder, *command)
+        said += [f"$ ampmem {shlex.join(command)}", *filter(None, (stdout.rstrip("\n"), stderr.rstrip("\n")))]
+        said += [f"(exit code {code})"] * bool(code)
+    return "\n".join(said)

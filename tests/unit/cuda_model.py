@@ -5,8 +5,6 @@ trace has a clock of its own, cut off at microseconds; trace, segments and stati
 in between; and the profiler of the calling thread is told of each block, with its size.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable

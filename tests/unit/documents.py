@@ -1,7 +1,5 @@
 """What the documents tell a reader to type: fenced blocks, commands, Python. Parsed by ``unit/``, run by ``cold/``."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

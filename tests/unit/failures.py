@@ -1,7 +1,5 @@
 """Recordings that end where memory ran out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -64,12 +62,10 @@ def in_forward() -> Recording:
     """400 bytes of a parameter; forward keeps 700, of which 200 are saved, and has dropped 50 again."""
     story = Story()
     story.parameter(0x1000, "layers.0.weight", 100)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     story.alloc(0x2000, 200, op="aten::mm", module="layers.0")
     story.fact(Fact.SAVED, 0x2000, "aten::mm")
-    story.alloc(0x3000, 500, op="aten::add", module="layers.0")
-    story.fact(Fact.OUTPUT, 0x3000, "aten::add", "layers.0", "float32")
+    story.tensor(Fact.OUTPUT, 0x3000, 500, "aten::add", module="layers.0", op="aten::add", dtype="float32")
     story.alloc(0x4000, 50, op="aten::neg", module="layers.0")
     story.free(0x4000)
     story.now += 10
@@ -83,12 +79,10 @@ def in_backward() -> Recording:
     story = Story()
     story.parameter(0x1000, "layers.0.weight", 100)
     story.parameter(0x1800, "layers.1.weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     story.alloc(0x2000, 200)
     story.enter(Phase.BACKWARD)
-    story.alloc(0x5000, 40)
-    story.fact(Fact.GRADIENT, 0x5000, "layers.1.weight")
+    story.tensor(Fact.GRADIENT, 0x5000, 40, "layers.1.weight")
     story.alloc(0x6000, 300)
     story.now += 10
     when = story.now
@@ -101,8 +95,7 @@ def late_zero_grad() -> Recording:
     story = Story()
     story.parameter(0x1000, "layers.0.weight", 100)
     for step in range(3):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.alloc(0x2000 + step, 3000, op="aten::mm")
         story.fact(Fact.OUTPUT, 0x2000 + step, "aten::mm", "layers.0")
         if step == 2:
@@ -110,9 +103,7 @@ def late_zero_grad() -> Recording:
         if step:
             story.free(0x5000, 0x2000)
         story.enter(Phase.BACKWARD)
-        story.alloc(0x5000, GRADIENTS)
-        story.fact(Fact.GRADIENT, 0x5000, "layers.0.weight")
-        story.enter(Phase.OPTIMIZER)
-        story.end()
+        story.tensor(Fact.GRADIENT, 0x5000, GRADIENTS, "layers.0.weight")
+        story.end(Phase.OPTIMIZER)
     story.now += 10
     return ended(story, story.now, (400, 3000, 3000, GRADIENTS), step=2)

@@ -8,8 +8,6 @@
 Read the difference line by line before it is committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,28 +40,41 @@ def encoder(layers: int = 12) -> Recording:
     for number, name in enumerate(names):
         story.parameter(0x1000 + number, f"{name}.weight", 50_000 + number)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.DATA)
+        story.begin(step, Phase.DATA)
         story.alloc(0x2000, 6400)
         story.enter(Phase.FORWARD)
         for number, name in enumerate(names):
             stack = _STACK.format(20 + number)
-            story.alloc(0x3000 + number, 2 * (50_000 + number), op="aten::_to_copy", module=name, stack=stack)
-            story.fact(Fact.CAST_COPY, 0x3000 + number, f"{name}.weight", name)
-            story.alloc(0x4000 + number, 300_000, op="aten::_scaled_dot_product_attention", module=name, stack=stack)
-            story.fact(Fact.SAVED, 0x4000 + number, "ScaledDotProductFlashAttentionBackward0", name, "bfloat16")
+            story.tensor(
+                Fact.CAST_COPY,
+                0x3000 + number,
+                2 * (50_000 + number),
+                f"{name}.weight",
+                module=name,
+                op="aten::_to_copy",
+                stack=stack,
+            )
+            story.tensor(
+                Fact.SAVED,
+                0x4000 + number,
+                300_000,
+                "ScaledDotProductFlashAttentionBackward0",
+                module=name,
+                op="aten::_scaled_dot_product_attention",
+                stack=stack,
+                dtype="bfloat16",
+            )
         story.enter(Phase.BACKWARD)
         for number, name in enumerate(names):
-            story.alloc(0x5000 + number, 4 * (50_000 + number))
-            story.fact(Fact.GRADIENT, 0x5000 + number, f"{name}.weight")
+            story.tensor(Fact.GRADIENT, 0x5000 + number, 4 * (50_000 + number), f"{name}.weight")
             story.free(0x4000 + number, 0x3000 + number)
         story.enter(Phase.OPTIMIZER)
         if step == 0:
             for number, name in enumerate(names):
-                story.alloc(0x6000 + number, 4 * (50_000 + number))
-                story.fact(Fact.OPTIMIZER_STATE, 0x6000 + number, f"exp_avg of {name}.weight")
-                story.alloc(0x8000 + number, 4 * (50_000 + number))
-                story.fact(Fact.OPTIMIZER_STATE, 0x8000 + number, f"exp_avg_sq of {name}.weight")
+                story.tensor(Fact.OPTIMIZER_STATE, 0x6000 + number, 4 * (50_000 + number), f"exp_avg of {name}.weight")
+                story.tensor(
+                    Fact.OPTIMIZER_STATE, 0x8000 + number, 4 * (50_000 + number), f"exp_avg_sq of {name}.weight"
+                )
         story.alloc(0x7000, 4 * 50_000 * layers, op="aten::_foreach_sqrt")
         story.free(0x7000)
         story.end(loss=2.5 - step)

@@ -1,7 +1,5 @@
 """Jobs of several ranks for tests: a recording for each, as its launcher would leave them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -35,21 +33,18 @@ def rank_recording(
     story = Story()
     story.parameter(0x1000, "layers.0.weight", weights * KIB // 4)
     for step in range(steps):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         if copies:
-            story.alloc(0x2000, copies * KIB, op="aten::_to_copy", module="layers.0")
-            story.fact(Fact.CAST_COPY, 0x2000, "layers.0.weight", "layers.0")
-        story.alloc(0x3000, activations * KIB, op="aten::mm", module="layers.0")
-        story.fact(Fact.SAVED, 0x3000, "MmBackward0", "layers.0")
+            story.tensor(
+                Fact.CAST_COPY, 0x2000, copies * KIB, "layers.0.weight", module="layers.0", op="aten::_to_copy"
+            )
+        story.tensor(Fact.SAVED, 0x3000, activations * KIB, "MmBackward0", module="layers.0", op="aten::mm")
         story.enter(Phase.BACKWARD)
-        story.alloc(0x4000, weights * KIB, op="aten::mm")
-        story.fact(Fact.GRADIENT, 0x4000, "layers.0.weight")
+        story.tensor(Fact.GRADIENT, 0x4000, weights * KIB, "layers.0.weight", op="aten::mm")
         story.free(0x3000, *([0x2000] * bool(copies)))
         story.enter(Phase.OPTIMIZER)
         if state and step == 0:
-            story.alloc(0x6000, weights * KIB)
-            story.fact(Fact.OPTIMIZER_STATE, 0x6000, "momentum_buffer of layers.0.weight")
+            story.tensor(Fact.OPTIMIZER_STATE, 0x6000, weights * KIB, "momentum_buffer of layers.0.weight")
         story.end(loss=2.0 - step)
         story.enter(Phase.BETWEEN)
         story.free(0x4000)

@@ -1,7 +1,5 @@
 """Reads back what the HTML report holds, as the page's script does; nothing of the writing side is used."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

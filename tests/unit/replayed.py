@@ -1,7 +1,5 @@
 """Replaying a torch snapshot through the model, and how far the two agree."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from dataclasses import dataclass
 

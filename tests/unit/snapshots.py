@@ -1,7 +1,5 @@
 """Memory snapshots for tests, as ``torch.cuda.memory._dump_snapshot`` of several versions of torch writes them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Iterable

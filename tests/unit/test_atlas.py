@@ -1,7 +1,5 @@
 """The atlas without its runs: its search, its summary, and that it goes on where it stopped."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The documents are true where a machine can tell: links, commands, and the lists of what there is."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

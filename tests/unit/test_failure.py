@@ -1,7 +1,5 @@
 """Why a script failed, as data and in words."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampmem.failure import FailureKind, failure_of

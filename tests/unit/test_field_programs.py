@@ -1,29 +1,15 @@
 """What ``tests/field_programs.py`` takes for the same output, and what it finds in two runs; no program is run."""
 
-from __future__ import annotations
-
-import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "field_programs.py"
+sys.path.append(str(SCRIPT.parent))
 
-
-def load() -> ModuleType:
-    """The script as a module, which it is not on the path of the tests."""
-    spec = importlib.util.spec_from_file_location("field_programs", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-field_programs = load()
+import field_programs  # noqa: E402
 
 
 def ran(exit_code: int | None, stdout: str) -> Any:

@@ -1,7 +1,5 @@
 """Growth is told where it is, and nowhere else: of any size above a block, under any noise that is smaller than it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from ampmem.names import StateName, layers, layers_named, natural, of_all_layers, shape_of, shape_text

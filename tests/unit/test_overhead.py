@@ -1,7 +1,5 @@
 """tests/benchmarks/overhead.py: what it measures, its tables, and what it writes."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

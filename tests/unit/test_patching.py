@@ -1,7 +1,5 @@
 """The registry of what is in place in torch, on owners of the test's own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """What every later version must read: JSON and a recording of each version, in the folders of ``tests/data``."""
 
-from __future__ import annotations
-
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The names of the ranks' files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

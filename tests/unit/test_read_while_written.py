@@ -1,7 +1,5 @@
 """A recording is read while it is written: each read is of one state, and no reader hinders the writer."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sqlite3

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -248,19 +246,7 @@ def test_the_event_view_has_words_in_order(tmp_path: Path) -> None:
         cursor = database.execute("SELECT * FROM allocator_event")
         names = [column[0] for column in cursor.description]
         rows = cursor.fetchall()
-    assert names == [
-        "id",
-        "time_ns",
-        "step",
-        "phase",
-        "action",
-        "address",
-        "bytes",
-        "block_bytes",
-        "stream",
-        "op",
-        "stack",
-    ]
+    assert names == EVENT_VIEW
     assert [row[0] for row in rows] == list(range(1, len(recording.events) + 1))
     assert [row[1] for row in rows] == recording.events.time_ns.tolist()
     assert [row[2] for row in rows] == [None if step == -1 else step for step in recording.events.step.tolist()]

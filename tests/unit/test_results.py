@@ -1,7 +1,5 @@
 """Two files of losses and gradients: whether they are equal bit for bit, or by how much they differ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The gates in front of the script's signal handlers, on code that is ampmem's by the name of its file."""
 
-from __future__ import annotations
-
 import _signal  # type: ignore[import-not-found]
 import os
 import signal

@@ -1,7 +1,5 @@
 """Private names of torch are named in a few modules only: read from the source of every other."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

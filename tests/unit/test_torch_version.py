@@ -1,7 +1,5 @@
 """The one comparison of torch's versions that tests use."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch_version

@@ -1,7 +1,5 @@
 """Two sizes that differ must read differently, with no more digits than that takes."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 import pytest

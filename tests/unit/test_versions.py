@@ -1,28 +1,14 @@
 """What ``tests/versions.py`` reads of pytest, and the table and exit code that it makes of it; nothing is installed."""
 
-from __future__ import annotations
-
-import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "versions.py"
+sys.path.append(str(SCRIPT.parent))
 
-
-def load() -> ModuleType:
-    """The script as a module, which it is not on the path of the tests."""
-    spec = importlib.util.spec_from_file_location("versions", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-versions = load()
+import versions  # noqa: E402
 
 
 @pytest.mark.parametrize(

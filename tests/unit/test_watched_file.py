@@ -1,7 +1,5 @@
 """The file of a watched run: what was written is read, however the writing ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """The workflows of GitHub call scripts that are there, with steps and versions that these know."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

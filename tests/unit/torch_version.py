@@ -1,7 +1,5 @@
 """Which torch runs, for tests of what not every version has."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """Data made in memory: rows of tokens, and a tokenizer of single words."""
 
-from __future__ import annotations
-
 import torch
 from models import tokens
 from torch.utils.data import Dataset

@@ -1,7 +1,5 @@
 """transformers' Trainer."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 

@@ -1,7 +1,5 @@
 """Small models of transformers, each with a function that makes a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

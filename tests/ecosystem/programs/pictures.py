@@ -1,7 +1,5 @@
 """A loop in plain PyTorch around models for pictures: timm's, diffusers', and a network of its own."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A loop in plain PyTorch, written around models of transformers, with autocast of its own."""
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -1,7 +1,5 @@
 """A model saved to a folder, and loaded from there: safetensors, in FP32 or bfloat16, onto the GPU by device_map."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 

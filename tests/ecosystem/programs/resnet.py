@@ -1,7 +1,5 @@
 """A residual network for pictures, as torchvision has them, in plain code."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 

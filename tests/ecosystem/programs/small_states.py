@@ -1,7 +1,5 @@
 """Optimizers whose state is quantized: those of bitsandbytes and of torchao."""
 
-from __future__ import annotations
-
 import argparse
 from importlib import import_module
 

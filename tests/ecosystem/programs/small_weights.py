@@ -1,7 +1,5 @@
 """A frozen layer whose weight is quantized, by bitsandbytes or by torchao, with a trained adapter beside it."""
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -1,7 +1,5 @@
 """Sums over tensors, to be compared with what ampmem says: printed as JSON as an update starts, from the second on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """A loop with accelerate."""
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -1,7 +1,5 @@
 """Lightning's Trainer."""
 
-from __future__ import annotations
-
 import argparse
 
 import lightning

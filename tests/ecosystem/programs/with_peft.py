@@ -1,7 +1,5 @@
 """A LoRA adapter of peft on a frozen model."""
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -1,7 +1,5 @@
 """trl's SFTTrainer, on texts and a tokenizer that are made here."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 

@@ -7,8 +7,6 @@ torchvision and transformers are made from their configurations, with random wei
 exits with 3.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The calls whose workspaces are measured: convolutions of well-known networks, and matrix products."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 from typing import Final, TypeAlias

@@ -1,7 +1,5 @@
 """The calls of the grid as functions that can be called again and again, with all that they need there before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

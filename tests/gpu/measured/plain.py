@@ -3,8 +3,6 @@
 python tests/gpu/measured/plain.py RESULT.json SCRIPT [ARGS...]
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

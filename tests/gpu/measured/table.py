@@ -1,7 +1,5 @@
 """The table of measured peaks beside simulated ones: rows, errors, and what they come to."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """One training run, three ways: as it is, recorded by ampmem, and simulated; each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Probes that look at the allocator's trace itself, beside what the recorder and torch.profiler make of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Probes that are scripts: run plainly, and under the command line, as their users would."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Each counts for itself what ampmem is to find, over its tensors, and prints that as one line of JSON, its last.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

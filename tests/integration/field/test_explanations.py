@@ -1,7 +1,5 @@
 """What ampmem says of programs as they are found: each reason names its tensors, and is true of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sparse tensors of a graph network: the indices and the values are memory like any other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import field

@@ -1,7 +1,5 @@
 """What activations are called, against what a program itself sees autograd keep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import field

@@ -1,7 +1,5 @@
 """Every byte of programs whose memory does not all come from the training thread's allocations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Programs compute the same under ampmem as without it, whatever they do to their parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

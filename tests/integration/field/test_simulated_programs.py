@@ -1,7 +1,5 @@
 """Programs on a simulated device that has nothing of them, or whose sizes depend on data that it has not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a step is in programs of many kinds: who updates, when, and what runs beside training."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

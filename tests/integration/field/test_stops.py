@@ -1,7 +1,5 @@
 """Scripts that catch the stop at the end of the recording are stopped again, and what is said is what happened."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ two runs must end alike: with the same exit code, the same standard output, and 
 lines that ampmem says itself.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import dataclass
@@ -68,24 +66,35 @@ class Beside:
         return [f"{what}: plain {before!r}, with ampmem {after!r}" for what, before, after in pairs if before != after]
 
 
-def beside(folder: Path, name: str, *options: str, arguments: tuple[str, ...] = (), fresh: bool = False) -> Beside:
+def alone(folder: Path, name: str, *arguments: str, fresh: bool = False) -> Ended:
+    """How ``programs/NAME.py`` ends without ampmem, in the new ``folder``."""
+    folder.mkdir(parents=True)
+    script = str(PROGRAMS / f"{name}.py")
+    done = python(folder, script, *arguments, fresh=fresh or name in FRESH, to_the_end=name in TO_THE_END)
+    return Ended(code=done.returncode, out=_STARTED.sub("", done.stdout), err=_STARTED.sub("", done.stderr))
+
+
+def beside(
+    folder: Path,
+    name: str,
+    *options: str,
+    arguments: tuple[str, ...] = (),
+    fresh: bool = False,
+    plain: Ended | None = None,
+) -> Beside:
     """``programs/NAME.py``, run in two new folders below ``folder``; ``options`` come after those it always has.
 
-    ``fresh`` where it matters how Python itself starts, which takes seconds longer.
+    ``fresh`` where it matters how Python itself starts, which takes seconds longer; ``plain`` is how it ended without
+    ampmem, where that is known.
     """
     script = str(PROGRAMS / f"{name}.py")
     fresh = fresh or name in FRESH
-    alone, profiled = folder / "plain", folder / "recorded"
-    alone.mkdir(parents=True)
-    profiled.mkdir()
-    plain = python(alone, script, *arguments, fresh=fresh, to_the_end=name in TO_THE_END)
+    profiled = folder / "recorded"
+    profiled.mkdir(parents=True)
+    plain = plain or alone(folder / "plain", name, *arguments, fresh=fresh)
     ours = (*ALWAYS, *OPTIONS.get(name, ()), *options)
     recorded = ampmem(profiled, "profile", *ours, script, *arguments, fresh=fresh, to_the_end=True)
-    return Beside(plain=_plain(plain), recorded=without_ours(recorded), recording=profiled / RECORDING)
-
-
-def _plain(done: subprocess.CompletedProcess[str]) -> Ended:
-    return Ended(code=done.returncode, out=_STARTED.sub("", done.stdout), err=_STARTED.sub("", done.stderr))
+    return Beside(plain=plain, recorded=without_ours(recorded), recording=profiled / RECORDING)
 
 
 def without_ours(done: subprocess.CompletedProcess[str]) -> Ended:

@@ -4,8 +4,6 @@ Each is a program that trains, run plain and under ``ampmem profile`` in the sam
 same exit code, write the same to what can be read, and leave the same in the file ``seen``, which the program keeps.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """However a program ends, it ends so under ampmem too; its recording is closed, and what is said is true."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Children that the script forks end as without ampmem, and leave the parent's recording whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

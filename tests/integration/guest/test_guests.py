@@ -1,7 +1,5 @@
 """Every program ends as it does without ampmem."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a program finds when it starts is what Python gives it, attribute by attribute."""
 
-from __future__ import annotations
-
 import re
 import sys
 import zipapp

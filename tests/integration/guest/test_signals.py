@@ -1,7 +1,5 @@
 """Handlers of the script's that raise while ampmem is at work wait, and come out where the script can catch them."""
 
-from __future__ import annotations
-
 import _signal
 import gc
 import signal

@@ -1,7 +1,5 @@
 """A program ends as it does without ampmem where streams are closed, full or without a reader, and disks fail."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is recorded of programs that use torch in uncommon ways, or whose objects let nobody look."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

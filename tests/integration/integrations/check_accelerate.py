@@ -1,7 +1,5 @@
 """What is to hold of the example for accelerate; run by test_trainers.py."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is to hold of the example for Lightning; run by test_trainers.py."""
 
-from __future__ import annotations
-
 import csv
 import pickle
 import runpy

@@ -1,7 +1,5 @@
 """What is to hold of the example of a loop of one's own; run by test_trainers.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mlflow

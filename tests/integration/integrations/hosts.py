@@ -1,7 +1,5 @@
 """The examples of docs/trainers.md, each with what is to hold of it, in a process and a folder of its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What loggers have stored, read with their own packages."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The notebook in docs/, run by a real kernel, and what a browser makes of its outputs in a hostile page."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

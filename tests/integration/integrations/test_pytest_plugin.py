@@ -1,7 +1,5 @@
 """The pytest plugin, in runs of pytest inside this one; a device is simulated for all that need not be on the CPU."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """The trainers of docs/trainers.md with their real packages, one process for each; nothing goes to the network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import hosts

@@ -1,7 +1,5 @@
 """What ranks train with DistributedDataParallel, in every way that it has memory of its own for communication."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path

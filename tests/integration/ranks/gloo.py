@@ -1,7 +1,5 @@
 """Runs a function on several ranks of a gloo process group, each a process of its own; what tensors add up to there."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Callable, Mapping

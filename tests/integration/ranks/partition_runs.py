@@ -1,7 +1,5 @@
 """What ranks train with a stand-in for engines that keep flat float32 slices of half parameters (ZeRO, stage 1)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gloo

@@ -1,7 +1,5 @@
 """What the ranks of a pipeline train: each has a stage, several micro-batches are under way at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What ranks train with FSDP2 and tensor parallel, in every way that those have memory of their own."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext

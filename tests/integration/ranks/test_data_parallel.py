@@ -1,7 +1,5 @@
 """DistributedDataParallel under gloo: what a rank's recording says is what its tensors and its buckets add up to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import data_parallel_runs as runs

@@ -1,7 +1,5 @@
 """torch's older FullyShardedDataParallel, which runs on GPUs only, real or simulated ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import commands

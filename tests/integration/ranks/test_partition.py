@@ -1,7 +1,5 @@
 """A rank's flat slice of all parameters in float32 is a master copy, by its elements and values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gloo

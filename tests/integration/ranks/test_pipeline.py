@@ -1,7 +1,5 @@
 """Stages of a pipeline under gloo: several forwards before a backward, and buffers that another rank sends to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gloo

@@ -1,7 +1,5 @@
 """Several processes of one script, recorded: each for itself, and stopped together."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FSDP2 and tensor parallel under gloo: a rank's recording says what its own tensors add up to, and what is whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gloo

@@ -1,7 +1,5 @@
 """Optimizers that divide their state between ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gloo

@@ -1,7 +1,5 @@
 """What ranks train whose optimizers divide their state between them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

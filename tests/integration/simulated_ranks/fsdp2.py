@@ -5,8 +5,6 @@
 For a process of its own: the simulation has to come before the first backward. Both have nobody on the other side.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -7,8 +7,6 @@ Each case runs for :data:`STEPS` steps. FILE is where the processes meet. Prints
 allocation in order with the op that it was made in, where that is known.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

@@ -1,7 +1,5 @@
 """A simulated rank against real ranks: the same script on two gloo processes, allocation by allocation."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

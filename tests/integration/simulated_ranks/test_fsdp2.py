@@ -1,7 +1,5 @@
 """One simulated rank under FSDP2, beside PyTorch's own estimate of the same script and sizes worked out here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

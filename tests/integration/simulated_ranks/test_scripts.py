@@ -1,7 +1,5 @@
 """What torch.distributed offers, as one simulated rank: it runs, or stops with the script's line and what to do."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

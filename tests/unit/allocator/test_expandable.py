@@ -1,7 +1,5 @@
 """Expandable segments in small exact examples."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampmem.allocator.blocks import UNMAPPED, Block, Call

@@ -1,7 +1,5 @@
 """The GPUs that can be simulated, and what is taken to be outside of the allocator on them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

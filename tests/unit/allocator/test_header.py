@@ -1,7 +1,5 @@
 """How the caching allocator was set and used: in the file, the JSON, and the header of tables and page."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever the calls and the settings: blocks tile their segments, and the statistics are their sums."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import TypeAlias
 

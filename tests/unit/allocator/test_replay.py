@@ -1,7 +1,5 @@
 """Snapshots of real runs come out of the model exactly, and so do traces that the model made itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

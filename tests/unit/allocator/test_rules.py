@@ -1,7 +1,5 @@
 """Each rule of the caching allocator in a small exact example."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampmem.allocator.blocks import Call, SnapshotBlock, SnapshotSegment

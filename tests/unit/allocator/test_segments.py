@@ -1,7 +1,5 @@
 """What the allocator holds of the device: followed forwards and backwards, and at every event of a recording."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -187,8 +185,7 @@ def test_a_segment_that_goes_between_the_last_event_and_a_mark_counts_at_the_mar
     story.segment(0x1000, 0x1000)
     story.segment(0x8000, 0x1000)
     story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     story.segment(0x8000, 0x1000, SegmentAction.RELEASE)
     mark = story.enter(Phase.BACKWARD)
     story.segment(0x8000, 0x1000)

@@ -1,7 +1,5 @@
 """Settings strings, as PyTorch 2.13 reads them, and GPU names."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampmem.allocator.settings import MIB, Settings, backend_of_environment, parse_settings, settings_of_environment

@@ -1,7 +1,5 @@
 """Blocks used on several streams."""
 
-from __future__ import annotations
-
 from ampmem.allocator.blocks import AWAITING
 from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import MIB

@@ -1,7 +1,5 @@
 """Activations by kind and type, on crafted recordings."""
 
-from __future__ import annotations
-
 import pytest
 from build import Story
 
@@ -15,12 +13,10 @@ def groups(*saved: tuple[str, str, int], op: str = "aten::made") -> list[tuple[s
     """The groups of tensors that are saved by these ops, of these types and sizes; by no op for an empty name."""
     story = Story()
     story.parameter(0x10, "weight", 1)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     for number, (name, dtype, size) in enumerate(saved):
         address = 0x1000 + number
-        story.alloc(address, size, op=op)
-        story.fact(Fact.OUTPUT, address, "aten::made", dtype="float64")
+        story.tensor(Fact.OUTPUT, address, size, "aten::made", op=op, dtype="float64")
         if name:
             story.fact(Fact.SAVED, address, name, dtype=dtype)
     story.enter(Phase.BACKWARD)
@@ -85,13 +81,10 @@ def test_groups_are_of_one_kind_and_type_and_sorted_by_size() -> None:
 def test_the_first_op_that_saved_counts() -> None:
     story = Story()
     story.parameter(0x10, "weight", 1)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x1000, 8, op="aten::_softmax")
-    story.fact(Fact.SAVED, 0x1000, "aten::_softmax", dtype="float32")
+    story.begin(0, Phase.FORWARD)
+    story.tensor(Fact.SAVED, 0x1000, 8, "aten::_softmax", op="aten::_softmax", dtype="float32")
     story.fact(Fact.SAVED, 0x1000, "aten::mm", dtype="float32")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     analysis = analyse(story.recording())
     mark = analysis.marks[0].after_forward
     assert mark is not None
@@ -103,8 +96,7 @@ def several() -> tuple[ActivationGroup, ...]:
     """What two modules and the script keep: two norms, a masked softmax, the loss, and what no op saved."""
     story = Story()
     story.parameter(0x10, "weight", 1)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     made = [  # address, bytes, made by, in module, saved for, type
         (0x1000, 100, "aten::add", "block.0", "aten::native_layer_norm", "float32"),
         (0x2000, 200, "aten::add", "block.1", "aten::native_layer_norm", "float32"),
@@ -120,8 +112,7 @@ def several() -> tuple[ActivationGroup, ...]:
         story.fact(Fact.OUTPUT, address, op, dtype=dtype)
         if saved:
             story.fact(Fact.SAVED, address, saved, dtype=dtype)
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     analysis = analyse(story.recording())
     mark = analysis.marks[0].after_forward
     assert mark is not None

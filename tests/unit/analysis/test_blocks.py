@@ -1,7 +1,5 @@
 """Which modules can be checkpointed, by the names of a model's parameters, and which come first."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampmem.analysis.blocks import Blocks, names_of_blocks

@@ -1,7 +1,5 @@
 """The cast ledger on crafted recordings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from build import ARM, Story
@@ -14,8 +12,7 @@ NONE = CopyCount(copies=0, bytes=0)
 
 
 def copy(story: Story, address: int, name: str, size: int, *, uses: int = 1, saved: bool = False) -> None:
-    story.alloc(address, size)
-    story.fact(Fact.CAST_COPY, address, name)
+    story.tensor(Fact.CAST_COPY, address, size, name)
     for _ in range(uses):
         story.fact(Fact.CAST_USE, address, "aten::mm")
     if saved:
@@ -27,8 +24,7 @@ def run() -> Story:
     story = Story()
     for address, name in ((0x100, "both"), (0x200, "cache"), (0x300, "autograd"), (0x400, "neither")):
         story.parameter(address, name, 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     copy(story, 0x1000, "both", 20, uses=3, saved=True)
     copy(story, 0x2000, "cache", 20, uses=2)
     copy(story, 0x3000, "autograd", 20, uses=2, saved=True)
@@ -97,8 +93,7 @@ def open_region(arm: ArmRecord = ARM) -> Recording:
     story = Story()
     story.parameter(0x100, "weight", 10)
     story.parameter(0x200, "frozen", 10, trainable=False)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     copy(story, 0x1000, "weight", 20, uses=2)
     copy(story, 0x2000, "weight", 20, uses=2)
     story.fact(Fact.CACHED, 0x2000)
@@ -106,8 +101,7 @@ def open_region(arm: ArmRecord = ARM) -> Recording:
     copy(story, 0x4000, "frozen", 20, uses=2)
     copy(story, 0x5000, "weight", 10, uses=2)
     story.fact(Fact.VIEW_CAST, 0x5000, "weight")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     return story.recording(arm=arm)
 
 
@@ -130,8 +124,7 @@ def test_recomputed_and_other_copies_and_phases_of_each_step() -> None:
     copy(story, 0x5000, "both", 20, uses=2)
     story.fact(Fact.CACHED, 0x5000)
     story.free(0x5000)
-    story.alloc(0x6000, 30)
-    story.fact(Fact.OTHER_CAST, 0x6000, "table")
+    story.tensor(Fact.OTHER_CAST, 0x6000, 30, "table")
     found = analyse(finished(story)).casts
     (step,) = found.steps
     assert step.recomputed == CopyCount(copies=1, bytes=20)
@@ -155,13 +148,11 @@ def test_thousands_of_parameters() -> None:
     story = Story()
     for number in range(3000):
         story.parameter(0x10000 + number, f"p{number:04}", 4)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     for number in range(3000):
         copy(story, 0x20000 + number, f"p{number:04}", 8)
         copy(story, 0x30000 + number, f"p{number:04}", 8)
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     rows = analyse(story.recording()).casts.by_parameter
     assert [row.name for row in rows] == [f"p{number:04}" for number in range(3000)]
     assert {(row.copies, row.bytes) for row in rows} == {(2, 16)}
@@ -171,14 +162,12 @@ def test_a_buffer_with_copies_of_several_parameters_is_one_copy_of_each() -> Non
     story = Story()
     for address, name, elements in ((0x100, "weight", 12), (0x200, "bias", 3)):
         story.parameter(address, name, elements)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     story.alloc(0x1000, 32)  # a piece of it is nobody's
     story.fact(Fact.CAST_COPY, 0x1000, "weight", dtype="float16", shape="[3, 4]")
     story.fact(Fact.CAST_COPY, 0x1000, "bias", dtype="float16", shape="[3]")
     story.fact(Fact.SAVED, 0x1000, "aten::_cudnn_rnn")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     found = analyse(story.recording()).casts
     assert [(row.name, row.copies, row.bytes, row.held_by_autograd) for row in found.by_parameter] == [
         ("weight", 1, 24, 1),

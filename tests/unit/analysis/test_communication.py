@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 from build import Story
@@ -12,17 +10,14 @@ from ampmem.vocabulary import Communication
 
 def test_the_parts_at_each_position_add_up_what_is_alive() -> None:
     story = Story()
-    story.begin(0)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x10, 8)
-    story.fact(Fact.COMMUNICATION, 0x10, "all_gather")
+    story.begin(0, Phase.FORWARD)
+    story.tensor(Fact.COMMUNICATION, 0x10, 8, "all_gather")
     story.alloc(0x20, 100)
     story.fact(Fact.COMMUNICATION, 0x20, "unsharded_parameters", "a")
     story.free(0x10)
     story.alloc(0x10, 30)
     story.fact(Fact.COMMUNICATION, 0x10, "unsharded_parameters", "b")
-    story.alloc(0x30, 7)
-    story.fact(Fact.COMMUNICATION, 0x30, "a word of a later version")
+    story.tensor(Fact.COMMUNICATION, 0x30, 7, "a word of a later version")
     story.free(0x20)
     analysis = analyse(story.recording())
     nothing = dict.fromkeys(Communication, 0)

@@ -1,7 +1,5 @@
 """Two runs of changed code: which allocations are the same, what grew, and that it all adds up."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -120,14 +118,12 @@ def products(*lines: tuple[int, int]) -> Side:
     """A run whose one function has made so many bytes in each of these lines."""
     story = Story()
     story.parameter(0x10, "weight", 1)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     for i, (line, size) in enumerate(lines):
         story.alloc(0x20 + i, size, op="aten::mul", module="(model)", stack=f"/home/me/net.py:{line} Net.forward")
         story.fact(Fact.SAVED, 0x20 + i, "MulBackward0")
     story.enter(Phase.BACKWARD)
-    story.enter(Phase.OPTIMIZER)
-    story.end()
+    story.end(Phase.OPTIMIZER)
     return side_of(story.recording(arm=FP32), "a run")
 
 

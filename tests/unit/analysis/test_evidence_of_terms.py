@@ -1,7 +1,5 @@
 """A term needs evidence: what is not there is explained only where facts say what became of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -34,16 +32,14 @@ def story_of(steps: int = 1, *, gradients_at: int = 0x5000) -> Story:
     story.parameter(0x1000, "up.weight", 100)
     story.parameter(0x2000, "down.weight", 50)
     for step in range(steps):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.enter(Phase.BACKWARD)
         story.alloc(0x5000, 400)
         story.alloc(0x6000, 200)
         story.fact(Fact.GRADIENT, gradients_at, "up.weight", dtype="float32")
         story.fact(Fact.GRADIENT, gradients_at + 0x1000, "down.weight", dtype="float32")
         story.enter(Phase.OPTIMIZER)
-        story.enter(Phase.BETWEEN)
-        story.end()
+        story.end(Phase.BETWEEN)
         story.free(0x5000, 0x6000)
     return story
 
@@ -64,8 +60,7 @@ def test_a_parameter_is_not_there_yet_gone_or_not_explained() -> None:
     story = story_of()
     records = story.recording(arm=FP32).parameters
     late, never = (replace(records[1], name=name) for name in ("late", "never"))
-    story.alloc(0x7000, 200)
-    story.fact(Fact.PARAMETER, 0x7000, "late")
+    story.tensor(Fact.PARAMETER, 0x7000, 200, "late")
     recording = story.recording(arm=FP32)
     found = component(replace(recording, parameters=(*records, late)), "after_forward", "parameters")
     assert [(term.why, term.bytes, term.names) for term in found.terms] == [
@@ -79,8 +74,7 @@ def test_a_parameter_is_not_there_yet_gone_or_not_explained() -> None:
 def test_what_the_next_event_makes_comes_after_the_mark(before: bool, why: str | None) -> None:
     story = Story()
     story.parameter(0x1000, "a", 100)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     if before:
         story.parameter(0x2000, "late", 50)
     story.enter(Phase.BACKWARD)
@@ -94,13 +88,11 @@ def test_what_the_next_event_makes_comes_after_the_mark(before: bool, why: str |
 def test_a_gradient_that_is_seen_at_the_instant_of_a_mark_came_later() -> None:
     story = Story()
     story.parameter(0x1000, "a", 100)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     mark = story.enter(Phase.BACKWARD)
     story.alloc(0x2000, 400)
     story.fact(Fact.GRADIENT, 0x2000, "a", dtype="float32", at=mark)
-    story.enter(Phase.BETWEEN)
-    story.end()
+    story.end(Phase.BETWEEN)
     why = "no gradient before this mark: the first came later"
     assert reasons(story.recording(arm=FP32), "after_forward", "gradients") == {why: ("a",)}
 
@@ -110,16 +102,12 @@ def test_an_update_that_ends_at_its_mark_is_done() -> None:
     story = Story()
     story.parameter(0x1000, "a", 100)
     story.parameter(0x2000, "b", 100)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
-    story.alloc(0x3000, 400)
-    story.fact(Fact.GRADIENT, 0x3000, "a", dtype="float32")
+    story.begin(0, Phase.BACKWARD)
+    story.tensor(Fact.GRADIENT, 0x3000, 400, "a", dtype="float32")
     story.enter(Phase.OPTIMIZER)
     for address, key in ((0x4000, "exp_avg"), (0x5000, "exp_avg_sq")):
-        story.alloc(address, 400)
-        story.fact(Fact.OPTIMIZER_STATE, address, f"{key} of a")
-    story.enter(Phase.BETWEEN)
-    story.end()
+        story.tensor(Fact.OPTIMIZER_STATE, address, 400, f"{key} of a")
+    story.end(Phase.BETWEEN)
     recording = story.recording(arm=FP32)
     recording = replace(recording, parameters=tuple(replace(each, optimizer=0) for each in recording.parameters))
     before, after = (reasons(recording, mark, "optimizer_state") for mark in ("after_backward", "after_optimizer"))
@@ -132,16 +120,12 @@ def test_an_update_that_ends_at_its_mark_is_done() -> None:
 
 
 def test_copies_of_the_model_are_told_while_they_are_alive() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 100)
+    story = Story(weight=100)
     for address, name in ((0x2000, "ema.weight"), (0x3000, "teacher.weight")):
-        story.alloc(address, 400)
-        story.fact(Fact.PARAMETER_COPY, address, name)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+        story.tensor(Fact.PARAMETER_COPY, address, 400, name)
+    story.begin(0, Phase.FORWARD)
     story.free(0x3000)
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     found = component(story.recording(arm=FP32), "after_forward", "parameters")
     why = "parameters of modules that did not run, such as copies of the model"
     assert [(term.why, term.bytes, term.names) for term in found.terms] == [(why, 400, ("ema.weight",))]
@@ -150,17 +134,14 @@ def test_copies_of_the_model_are_told_while_they_are_alive() -> None:
 @pytest.mark.parametrize(("together", "several"), [(True, 0), (False, 200)])
 def test_what_is_seen_in_two_parts_at_one_instant_is_one_gradient(together: bool, several: int) -> None:
     """As of a sparse gradient, or of a tensor that wraps two."""
-    story = Story()
-    story.parameter(0x1000, "weight", 100)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=100)
+    story.begin(0, Phase.FORWARD)
     story.enter(Phase.BACKWARD)
     story.alloc(0x2000, 200)
     story.alloc(0x3000, 200)
     when = story.fact(Fact.GRADIENT, 0x2000, "weight")
     story.fact(Fact.GRADIENT, 0x3000, "weight", at=when if together else None)
-    story.enter(Phase.BETWEEN)
-    story.end()
+    story.end(Phase.BETWEEN)
     found = component(story.recording(arm=FP32), "after_backward", "gradients")
     why = "more than one gradient of a parameter is alive"
     assert sum(term.bytes for term in found.terms if term.why == why) == several
@@ -203,15 +184,12 @@ def test_overlapping_parameters_are_told_with_their_own_bytes() -> None:
 
 
 def test_copies_of_an_earlier_step_are_not_made_again() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 100)
+    story = Story(weight=100)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.alloc(0x3000 + step, 200)  # the first is never freed
         story.fact(Fact.CAST_COPY, 0x3000 + step, "weight", dtype="bfloat16")
-        story.enter(Phase.BACKWARD)
-        story.end()
+        story.end(Phase.BACKWARD)
     assert reasons(story.recording(), "after_forward", "cast_copies") == {
         "copies of an earlier step that are still alive": ("weight",)
     }
@@ -226,15 +204,13 @@ def test_copies_of_an_earlier_step_are_not_made_again() -> None:
     ],
 )
 def test_a_copy_is_freed_only_where_this_step_has_made_it_by_then(cast_in: tuple[int, Phase], why: str) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 100)
+    story = Story(weight=100)
     for step in range(2):
         story.begin(step)
         for phase in (Phase.FORWARD, Phase.BACKWARD):
             story.enter(phase)
             if (step, phase) == cast_in:
-                story.alloc(0x3000, 200)
-                story.fact(Fact.CAST_COPY, 0x3000, "weight", dtype="bfloat16")
+                story.tensor(Fact.CAST_COPY, 0x3000, 200, "weight", dtype="bfloat16")
                 story.free(0x3000)
         story.end()
     assert reasons(story.recording(), "after_forward", "cast_copies") == {why: ("weight",)}
@@ -252,14 +228,11 @@ def test_a_copy_is_freed_only_where_this_step_has_made_it_by_then(cast_in: tuple
 def test_without_a_backward_a_run_whose_steps_are_forwards_is_inference(
     step_on: str, backward: bool, recipe: str | None
 ) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 100)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=100)
+    story.begin(0, Phase.FORWARD)
     if backward:
         story.enter(Phase.BACKWARD)
-    story.enter(Phase.BETWEEN)
-    story.end()
+    story.end(Phase.BETWEEN)
     verdict = analyse(story.recording(run=replace(RUN, step_on=step_on))).verdict
     assert (verdict and verdict.recipe.precision) == recipe
 
@@ -272,14 +245,11 @@ def test_where_no_cast_was_ever_seen_none_is_said_not_to_have_been_made() -> Non
 def with_states(*keys: str, class_name: str = "AdamW", settings: dict[str, float] | None = None) -> Recording:
     """One update that keeps those states of the first parameter, each of its size."""
     story = story_of()
-    story.begin(1)
-    story.enter(Phase.BACKWARD)
+    story.begin(1, Phase.BACKWARD)
     story.enter(Phase.OPTIMIZER)
     for number, key in enumerate(keys):
-        story.alloc(0x8000 + number, 400)
-        story.fact(Fact.OPTIMIZER_STATE, 0x8000 + number, f"{key} of up.weight")
-    story.enter(Phase.BETWEEN)
-    story.end()
+        story.tensor(Fact.OPTIMIZER_STATE, 0x8000 + number, 400, f"{key} of up.weight")
+    story.end(Phase.BETWEEN)
     recording = story.recording(arm=FP32)
     record = OptimizerRecord(class_name=class_name, implementation="for-loop", settings=settings or {})
     parameters = tuple(replace(each, optimizer=0) for each in recording.parameters)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterator
@@ -46,19 +44,15 @@ def run(
     """Steps of a model with one parameter, one cast copy of it and one activation."""
     story.parameter(0x1000, "weight", 1000)
     for step in range(steps):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
-        story.alloc(0x2000, copy, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x2000, "weight")
+        story.begin(step, Phase.FORWARD)
+        story.tensor(Fact.CAST_COPY, 0x2000, copy, "weight", op="aten::_to_copy")
         for _ in range(copy_uses):
             story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype=low)
         if copy_uses > 1:
             story.fact(Fact.CACHED, 0x2000)
-        story.alloc(0x3000, activation, op="aten::mm")
-        story.fact(Fact.SAVED, 0x3000, "aten::relu", dtype=low)
+        story.tensor(Fact.SAVED, 0x3000, activation, "aten::relu", op="aten::mm", dtype=low)
         story.enter(Phase.BACKWARD)
-        story.alloc(0x4000, 4000)
-        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
         story.free(0x2000, 0x3000)
         story.enter(Phase.OPTIMIZER)
         story.enter(Phase.BETWEEN)
@@ -115,8 +109,7 @@ def test_amp_saves_or_does_not() -> None:
     assert "more than 2.5 times as large as here" in unknown.message
     assert "batch" not in unknown.message and "batch_size" not in unknown.change
     evaluates = run(Story(), activation=800)
-    evaluates.begin(3)
-    evaluates.enter(Phase.EVALUATION)
+    evaluates.begin(3, Phase.EVALUATION)
     evaluates.alloc(0x5000, 20_000)
     evaluates.free(0x5000)
     evaluates.end()
@@ -139,15 +132,13 @@ def test_no_estimate_without_the_types_of_the_activations() -> None:
 def test_no_estimate_when_a_librarys_workspace_could_change_it(kept: int, sure: bool) -> None:
     """It may be as large in FP32, or twice as large; the rest saves 2,000 bytes."""
     story = run(Story(), steps=1)
-    story.begin(1)
-    story.enter(Phase.FORWARD)
+    story.begin(1, Phase.FORWARD)
     for address, size, dtype, name in (
         (0x2000, 2000, "bfloat16", "aten::mm"),
         (0x3000, 4000, "bfloat16", "aten::relu"),
         (0x5000, kept, "uint8", "aten::mkldnn_rnn_layer"),
     ):
-        story.alloc(address, size, op="aten::_to_copy")
-        story.fact(Fact.SAVED, address, name, dtype=dtype)
+        story.tensor(Fact.SAVED, address, size, name, op="aten::_to_copy", dtype=dtype)
     story.fact(Fact.CAST_COPY, 0x2000, "weight")
     story.enter(Phase.BACKWARD)
     story.free(0x2000, 0x3000, 0x5000)
@@ -159,16 +150,14 @@ def test_no_estimate_when_a_librarys_workspace_could_change_it(kept: int, sure: 
 def test_what_cudnns_recurrent_layers_keep_is_half_as_large_in_low_precision(dtype: str, saved: int | None) -> None:
     """In FP32 it would take as much again, like the layer's input of 500 bytes; of a layer in FP32 nobody knows."""
     story = run(Story(), steps=1)
-    story.begin(1)
-    story.enter(Phase.FORWARD)
+    story.begin(1, Phase.FORWARD)
     for address, size, kept, name in (
         (0x2000, 2000, "bfloat16", "aten::mm"),
         (0x3000, 4000, "bfloat16", "aten::relu"),
         (0x5000, 3000, "uint8", "aten::_cudnn_rnn"),
         (0x6000, 500, dtype, "aten::_cudnn_rnn"),
     ):
-        story.alloc(address, size, op="aten::_to_copy")
-        story.fact(Fact.SAVED, address, name, dtype=kept)
+        story.tensor(Fact.SAVED, address, size, name, op="aten::_to_copy", dtype=kept)
     story.fact(Fact.CAST_COPY, 0x2000, "weight")
     story.enter(Phase.BACKWARD)
     story.free(0x2000, 0x3000, 0x5000, 0x6000)
@@ -193,8 +182,7 @@ def test_what_cudnns_recurrent_layers_keep_is_half_as_large_in_low_precision(dty
 def test_no_estimate_where_fp32_has_no_kernel_for_shared_heads(keys: int, op: str, told_of: bool) -> None:
     """Of 8 heads of queries; FP32 would keep the weights of attention, of which the run under AMP has none."""
     story = run(Story(), steps=1)
-    story.begin(1)
-    story.enter(Phase.FORWARD)
+    story.begin(1, Phase.FORWARD)
     for address, heads, width in ((0x2000, 8, 40), (0x3000, keys, 40), (0x4000, 1, 50)):  # the last is a mask
         story.alloc(address, 100 * heads * width, op="aten::mm")
         shape = shape_text((1, heads, 50, width))
@@ -209,22 +197,17 @@ def test_no_estimate_where_fp32_has_no_kernel_for_shared_heads(keys: int, op: st
 def test_a_peak_in_the_update_that_backward_would_pass_without_amp(update: int, touched: bool) -> None:
     """Backward needs 1,000 + 2,000 + 800 + 4,000 bytes; in FP32 the activation takes 800 more."""
     story = run(Story(), steps=1, activation=800)
-    story.begin(1)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x2000, 2000, op="aten::_to_copy")
-    story.fact(Fact.CAST_COPY, 0x2000, "weight")
+    story.begin(1, Phase.FORWARD)
+    story.tensor(Fact.CAST_COPY, 0x2000, 2000, "weight", op="aten::_to_copy")
     story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype="bfloat16")
-    story.alloc(0x3000, 800, op="aten::mm")
-    story.fact(Fact.SAVED, 0x3000, "aten::relu", dtype="bfloat16")
+    story.tensor(Fact.SAVED, 0x3000, 800, "aten::relu", op="aten::mm", dtype="bfloat16")
     story.enter(Phase.BACKWARD)
-    story.alloc(0x4000, 4000)
-    story.fact(Fact.GRADIENT, 0x4000, "weight")
+    story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
     story.free(0x2000, 0x3000)
     story.enter(Phase.OPTIMIZER)
     story.alloc(0x7000, update - 5000)
     story.free(0x7000)
-    story.enter(Phase.BETWEEN)
-    story.end()
+    story.end(Phase.BETWEEN)
     change = told(story.recording())["amp-saves-nothing"].change
     assert ("which AMP does not touch" not in change) == touched
 
@@ -232,22 +215,16 @@ def test_a_peak_in_the_update_that_backward_would_pass_without_amp(update: int, 
 @pytest.mark.parametrize(("original_dies", "copies", "saved"), [(False, 1, -1000), (True, 1, 1000), (True, 3, -1000)])
 def test_copies_of_activations(original_dies: bool, copies: int, saved: int) -> None:
     """One FP32 tensor serves instead of all copies of it; it is there already when the original lives on."""
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x2000, 2000)
-    story.fact(Fact.OUTPUT, 0x2000, "aten::add", dtype="float32")
+    story = Story(weight=1000)
+    story.begin(0, Phase.FORWARD)
+    story.tensor(Fact.OUTPUT, 0x2000, 2000, "aten::add", dtype="float32")
     for number in range(copies):
-        story.alloc(0x3000 + number, 1000, op="aten::_to_copy")
-        story.fact(Fact.OTHER_CAST, 0x3000 + number, dtype="bfloat16")
+        story.tensor(Fact.OTHER_CAST, 0x3000 + number, 1000, op="aten::_to_copy", dtype="bfloat16")
         story.fact(Fact.SAVED, 0x3000 + number, "aten::mm", dtype="bfloat16")
     if original_dies:
         story.free(0x2000)
-    story.alloc(0x4000, 5000)
-    story.fact(Fact.SAVED, 0x4000, "aten::relu", dtype="bfloat16")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.tensor(Fact.SAVED, 0x4000, 5000, "aten::relu", dtype="bfloat16")
+    story.end(Phase.BACKWARD)
     assert told(story.recording())["amp-saves"].bytes == 5000 + saved
 
 
@@ -270,23 +247,17 @@ def test_an_original_that_was_not_seen_is_the_youngest_of_as_many_elements(
     tensors: list[tuple[int, str, bool]], saved: int
 ) -> None:
     """Where it lives on anyway, the copy is what autocast costs; or else one FP32 tensor would be there instead."""
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=1000)
+    story.begin(0, Phase.FORWARD)
     for number, (size, dtype, _) in enumerate(tensors):
-        story.alloc(0x2000 + number, size)
-        story.fact(Fact.OUTPUT, 0x2000 + number, "aten::add", dtype=dtype)
+        story.tensor(Fact.OUTPUT, 0x2000 + number, size, "aten::add", dtype=dtype)
         if dtype:
             story.fact(Fact.SAVED, 0x2000 + number, "aten::relu", dtype=dtype)
-    story.alloc(0x3000, 1000, op="aten::_to_copy")
-    story.fact(Fact.OTHER_CAST, 0x3000, dtype="bfloat16")
+    story.tensor(Fact.OTHER_CAST, 0x3000, 1000, op="aten::_to_copy", dtype="bfloat16")
     story.fact(Fact.SAVED, 0x3000, "aten::mm", dtype="bfloat16")
     story.free(*(0x2000 + number for number, (_, _, lives) in enumerate(tensors) if not lives))
-    story.alloc(0x4000, 50_000)
-    story.fact(Fact.SAVED, 0x4000, "aten::relu", dtype="bfloat16")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.tensor(Fact.SAVED, 0x4000, 50_000, "aten::relu", dtype="bfloat16")
+    story.end(Phase.BACKWARD)
     low = sum(size for size, dtype, lives in tensors if dtype == "bfloat16" and lives)
     assert told(story.recording())["amp-saves"].bytes == 50_000 + low + saved
 
@@ -294,21 +265,15 @@ def test_an_original_that_was_not_seen_is_the_youngest_of_as_many_elements(
 @pytest.mark.parametrize(("size", "lives", "saved"), [(1000, True, -2000), (1000, False, 0), (666, True, 0)])
 def test_a_float32_copy_has_a_low_precision_original_of_half_its_bytes(size: int, lives: bool, saved: int) -> None:
     """Where that lives on, autocast has both of them; it would be the only one, and as large as the copy."""
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x2000, size)
-    story.fact(Fact.SAVED, 0x2000, "aten::relu", dtype="bfloat16")
-    story.alloc(0x3000, 2000, op="aten::_to_copy")
-    story.fact(Fact.OTHER_CAST, 0x3000, dtype="float32")
+    story = Story(weight=1000)
+    story.begin(0, Phase.FORWARD)
+    story.tensor(Fact.SAVED, 0x2000, size, "aten::relu", dtype="bfloat16")
+    story.tensor(Fact.OTHER_CAST, 0x3000, 2000, op="aten::_to_copy", dtype="float32")
     story.fact(Fact.SAVED, 0x3000, "aten::exp", dtype="float32")
     if not lives:
         story.free(0x2000)
-    story.alloc(0x4000, 50_000)
-    story.fact(Fact.SAVED, 0x4000, "aten::relu", dtype="bfloat16")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.tensor(Fact.SAVED, 0x4000, 50_000, "aten::relu", dtype="bfloat16")
+    story.end(Phase.BACKWARD)
     assert told(story.recording())["amp-saves"].bytes == 50_000 + (size if lives else 0) + saved
 
 
@@ -324,22 +289,17 @@ def odd() -> Iterator[Story]:
     story.begin(0)
     story.end(skipped=True)
     yield story
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step in range(4):
-        story.begin(step)
-        story.enter(Phase.OPTIMIZER)
+        story.begin(step, Phase.OPTIMIZER)
         story.end(skipped=True)
     yield story
     story = Story()
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
-    story.alloc(0x1000, 5)
-    story.fact(Fact.GRADIENT, 0x1000)
+    story.begin(0, Phase.BACKWARD)
+    story.tensor(Fact.GRADIENT, 0x1000, 5)
     story.fact(Fact.CAST_COPY, 0x1000)
     story.end()
-    story.begin(1)
-    story.enter(Phase.FORWARD)
+    story.begin(1, Phase.FORWARD)
     story.end()
     yield story
     yield small_run()
@@ -408,11 +368,9 @@ def test_a_finding_is_shown_from_a_kibibyte_and_half_a_percent_of_the_peak_on(
     assert ("cache-off-costs" in told(recording)) == shown
     outlives = run(Story(), copy=copy)
     outlives.begin(3)
-    outlives.alloc(0x5000, 1, op="aten::_to_copy")
-    outlives.fact(Fact.CAST_COPY, 0x5000, "weight")
+    outlives.tensor(Fact.CAST_COPY, 0x5000, 1, "weight", op="aten::_to_copy")
     outlives.end()
-    outlives.begin(4)
-    outlives.enter(Phase.FORWARD)
+    outlives.begin(4, Phase.FORWARD)
     outlives.end()
     assert told(outlives.recording())["copies-survive"].bytes == 1
 
@@ -438,15 +396,11 @@ def test_float16_without_a_scaler() -> None:
     ],
 )
 def test_autocast_that_casts_nothing(seen: str, arm: ArmRecord, change: str | None) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 100)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=100)
+    story.begin(0, Phase.FORWARD)
     for number in range(3):
-        story.alloc(0x2000 + number, 400, op="aten::mm")
-        story.fact(Fact.OUTPUT, 0x2000 + number, "aten::mm", dtype=seen)
-    story.enter(Phase.BACKWARD)
-    story.end()
+        story.tensor(Fact.OUTPUT, 0x2000 + number, 400, "aten::mm", op="aten::mm", dtype=seen)
+    story.end(Phase.BACKWARD)
     found = told(story.recording(arm=arm)).get("no-autocast-effect")
     assert (found is None) == (change is None)
     if found is not None and change is not None:
@@ -458,14 +412,10 @@ def test_autocast_that_casts_nothing(seen: str, arm: ArmRecord, change: str | No
 
 
 def test_a_model_in_float64_is_told_that_autocast_leaves_that() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 100)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x2000, 400, op="aten::mm")
-    story.fact(Fact.OUTPUT, 0x2000, "aten::mm", dtype="float64")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story = Story(weight=100)
+    story.begin(0, Phase.FORWARD)
+    story.tensor(Fact.OUTPUT, 0x2000, 400, "aten::mm", op="aten::mm", dtype="float64")
+    story.end(Phase.BACKWARD)
     recording = story.recording()
     (record,) = recording.parameters
     doubles = replace(recording, parameters=(replace(record, dtype="float64"),))
@@ -489,28 +439,20 @@ def test_a_model_in_float64_is_told_that_autocast_leaves_that() -> None:
     ],
 )
 def test_the_fused_loss_is_named_where_this_torch_has_it(version: str, known: bool) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x2000, 5000)
-    story.fact(Fact.SAVED, 0x2000, "aten::_log_softmax", dtype="float32")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
+    story.tensor(Fact.SAVED, 0x2000, 5000, "aten::_log_softmax", dtype="float32")
+    story.end(Phase.BACKWARD)
     found = told(story.recording(run=replace(RUN, torch=version)))["fp32-activations"]
     assert any("F.linear_cross_entropy" in line for line in found.evidence) == known
 
 
 @pytest.mark.parametrize(("shape", "known"), [((50, 25), True), ((2, 25, 5, 5), False)])
 def test_the_fused_loss_is_not_named_for_the_classes_of_pixels(shape: tuple[int, ...], known: bool) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x2000, 5000)
-    story.fact(Fact.SAVED, 0x2000, "aten::_log_softmax", dtype="float32", shape=shape_text(shape))
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
+    story.tensor(Fact.SAVED, 0x2000, 5000, "aten::_log_softmax", dtype="float32", shape=shape_text(shape))
+    story.end(Phase.BACKWARD)
     found = told(story.recording(run=replace(RUN, torch="2.13.0")))["fp32-activations"]
     assert any("F.linear_cross_entropy" in line for line in found.evidence) == known
 
@@ -539,13 +481,11 @@ def test_gradients_of_a_shared_bucket_are_let_be() -> None:
     story.parameter(0x1001, "b", 1000)
     story.alloc(0x4000, 8000)
     for step in range(3):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.enter(Phase.BACKWARD)
         story.fact(Fact.GRADIENT, 0x4000, "a")
         story.fact(Fact.GRADIENT, 0x4000, "b")
-        story.enter(Phase.OPTIMIZER)
-        story.end()
+        story.end(Phase.OPTIMIZER)
     assert "gradients-through-forward" not in told(story.recording(arm=FP32))
 
 
@@ -554,8 +494,7 @@ def closures(*, zero_first: bool, file: str = "train.py") -> Story:
 
     They are zeroed before the first forward or after it; the peak is in the second backward.
     """
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
+    story = Story(weight=1000)
     for step in range(3):
         story.begin(step)
         if step and zero_first:
@@ -566,8 +505,7 @@ def closures(*, zero_first: bool, file: str = "train.py") -> Story:
             story.free(0x4000)
         story.enter(Phase.BACKWARD)
         story.free(0x3000)
-        story.alloc(0x4000, 4000)
-        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
         story.enter(Phase.OPTIMIZER)
         story.enter(Phase.FORWARD)
         story.alloc(0x3000, 8000)
@@ -576,8 +514,7 @@ def closures(*, zero_first: bool, file: str = "train.py") -> Story:
         story.fact(Fact.GRADIENT, 0x4000, "weight")
         story.free(0x5000, 0x3000)
         story.enter(Phase.OPTIMIZER)
-        story.enter(Phase.BETWEEN)
-        story.end()
+        story.end(Phase.BETWEEN)
     return story
 
 
@@ -596,11 +533,9 @@ def test_where_lightning_steps_the_change_is_one_of_its_module() -> None:
 
 @pytest.mark.parametrize(("steps", "size", "expected"), [(3, 1024, 1024), (3, 1023, None), (2, 4096, None)])
 def test_growth_is_told_from_three_steps_and_a_kibibyte_on(steps: int, size: int, expected: int | None) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step in range(steps):
-        story.begin(step)
-        story.enter(Phase.BACKWARD)
+        story.begin(step, Phase.BACKWARD)
         story.alloc(0x2000 + step, size, op="aten::clone", stack="train.py:3 main")
         story.end()
     found = told(story.recording(arm=FP32)).get("steady-growth")
@@ -611,11 +546,9 @@ def test_growth_is_told_from_three_steps_and_a_kibibyte_on(steps: int, size: int
 
 @pytest.mark.parametrize(("size", "held_from"), [(40_000, 0), (40_000, 2), (512, 0)])
 def test_what_grows_between_the_steps_is_named_by_its_holder(size: int, held_from: int) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step in range(4):
-        story.begin(step)
-        story.enter(Phase.BACKWARD)
+        story.begin(step, Phase.BACKWARD)
         story.enter(Phase.BETWEEN)
         story.alloc(0x2000 + step, size)
         story.end()
@@ -641,11 +574,9 @@ def test_what_grows_between_the_steps_is_named_by_its_holder(size: int, held_fro
 
 
 def test_what_an_op_allocated_and_a_variable_holds_is_counted_once() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step in range(4):
-        story.begin(step)
-        story.enter(Phase.BACKWARD)
+        story.begin(step, Phase.BACKWARD)
         story.enter(Phase.BETWEEN)
         story.alloc(0x2000 + step, 4000, op="aten::clone")
         story.end()
@@ -658,13 +589,11 @@ def test_what_an_op_allocated_and_a_variable_holds_is_counted_once() -> None:
 
 def test_holders_have_kept_no_more_than_all_such_memory_grew_by() -> None:
     """In each step two lists get 4,000 bytes each, and 3,000 bytes that the script had before are gone."""
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step in range(4):
         story.alloc(0x8000 + step, 3000)
     for step in range(4):
-        story.begin(step)
-        story.enter(Phase.BACKWARD)
+        story.begin(step, Phase.BACKWARD)
         story.enter(Phase.BETWEEN)
         story.alloc(0x2000 + step, 4000)
         story.alloc(0x3000 + step, 4000)
@@ -684,11 +613,9 @@ def test_holders_have_kept_no_more_than_all_such_memory_grew_by() -> None:
 
 @pytest.mark.parametrize("source", [SourceKind.CPU, SourceKind.CUDA])
 def test_growth_may_be_another_threads_only_where_it_was_not_seen_to_be_the_recorded_ones(source: SourceKind) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step in range(4):
-        story.begin(step)
-        story.enter(Phase.BACKWARD)
+        story.begin(step, Phase.BACKWARD)
         if source is SourceKind.CPU:
             if step:
                 story.free(OTHER_THREADS)
@@ -704,23 +631,20 @@ def test_growth_may_be_another_threads_only_where_it_was_not_seen_to_be_the_reco
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_batch_that_is_loaded_a_step_ahead_is_no_growth(named: bool) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     story.alloc(0x2000, 8192)
     for step in range(3):
         story.begin(step)
         if step > 0:
             story.free(0x2000 + step - 1)
         story.alloc(0x2001 + step, 8192, op="aten::stack" if named else "")
-        story.enter(Phase.BACKWARD)
-        story.end()
+        story.end(Phase.BACKWARD)
     assert "steady-growth" not in told(story.recording(arm=FP32))
 
 
 def test_two_micro_batches_a_step_of_which_one_is_loaded_ahead_do_not_grow() -> None:
     """The loader holds one batch and the loop two: holders are known of what is alive at the end alone."""
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for number in range(3):
         story.alloc(0x2000 + number, 8192)
     for step in range(3):
@@ -730,8 +654,7 @@ def test_two_micro_batches_a_step_of_which_one_is_loaded_ahead_do_not_grow() -> 
                 story.free(0x2000 + number)
                 story.alloc(0x2003 + number, 8192)
         story.enter(Phase.BACKWARD)
-        story.enter(Phase.BETWEEN)
-        story.end()
+        story.end(Phase.BETWEEN)
     for number, holder in ((4, "group[0][x]"), (5, "group[1][x]"), (6, "ahead[x]")):
         story.fact(Fact.HELD, 0x2000 + number, holder)
     assert "steady-growth" not in told(story.recording(arm=FP32))
@@ -740,8 +663,7 @@ def test_two_micro_batches_a_step_of_which_one_is_loaded_ahead_do_not_grow() -> 
 @pytest.mark.parametrize("kept", [True, False])
 def test_batches_of_workers_grow_only_if_those_that_a_model_was_given_stay(kept: bool) -> None:
     """The loader reads ahead: in step 0 two batches, in step 1 one, in step 2 three, in step 3 none."""
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     loaded = 0
     for step, read in enumerate((2, 1, 3, 0)):
         story.begin(step)
@@ -765,19 +687,16 @@ def test_batches_of_workers_grow_only_if_those_that_a_model_was_given_stay(kept:
 @pytest.mark.parametrize(("before", "grows"), [(0, True), (4096, False)])
 def test_batches_that_were_loaded_before_the_recording_make_room_for_others(before: int, grows: bool) -> None:
     """A step uses two batches, of which each is loaded two steps ahead."""
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for number in range(3):
         story.alloc(0x2000 + number, before, action=Action.BASELINE)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story.begin(0, Phase.BACKWARD)
     story.end()
     for step in (1, 2):
         story.begin(step)
         story.free(0x2000 + step)
         story.alloc(0x3000 + step, 4096)
-        story.enter(Phase.BACKWARD)
-        story.end()
+        story.end(Phase.BACKWARD)
     assert ("steady-growth" in told(story.recording(arm=FP32))) == grows
 
 
@@ -794,15 +713,11 @@ def test_batches_that_were_loaded_before_the_recording_make_room_for_others(befo
     ],
 )
 def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int | None) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
     for address, size, dtype in ((0x2000, 5000, "float32"), (0x3000, 4999, "bfloat16")):
-        story.alloc(address, size)
-        story.fact(Fact.SAVED, address, op, dtype=dtype)
-    story.enter(Phase.BACKWARD)
-    story.end()
+        story.tensor(Fact.SAVED, address, size, op, dtype=dtype)
+    story.end(Phase.BACKWARD)
     found = told(story.recording())["fp32-activations"]
     assert found.bytes == 5000
     assert word in found.change
@@ -817,28 +732,21 @@ def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int 
     ("module", "place"), [("token_embedding", "after the embedding"), ("encoder", "before the norm")]
 )
 def test_where_a_norm_gets_its_input_from(module: str, place: str) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
     story.alloc(0x2000, 5000, module=module)
     story.fact(Fact.SAVED, 0x2000, "aten::native_layer_norm", dtype="float32")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     assert f"x = x.to(torch.bfloat16) {place}, and" in told(story.recording())["fp32-activations"].change
 
 
 @pytest.mark.parametrize(("op", "attention"), [("aten::bmm", True), ("aten::mm", False)])
 def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: str, attention: bool) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
     for address, size, saver, dtype in ((0x2000, 5000, "aten::_softmax", "float32"), (0x3000, 2500, op, "bfloat16")):
-        story.alloc(address, size)
-        story.fact(Fact.SAVED, address, saver, dtype=dtype)
-    story.enter(Phase.BACKWARD)
-    story.end()
+        story.tensor(Fact.SAVED, address, size, saver, dtype=dtype)
+    story.end(Phase.BACKWARD)
     found = told(story.recording())["fp32-activations"]
     assert ("scaled_dot_product_attention" in found.change) == attention
     assert found.off_peak == (5000 if attention else None)
@@ -846,22 +754,18 @@ def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: s
 
 def with_held_outputs(*variables: tuple[int, str]) -> Recording:
     """A step with outputs of 4000 and 6000 bytes that live through its backward, and the variables of each."""
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         for address, size in ((0x2000, 4000), (0x3000, 6000)):
-            story.alloc(address, size, op="aten::mm")
-            story.fact(Fact.OUTPUT, address, "aten::mm")
+            story.tensor(Fact.OUTPUT, address, size, "aten::mm", op="aten::mm")
         for address, name in variables:
             story.fact(Fact.VARIABLE, address, name, "/home/train.py:42 train")
         story.enter(Phase.BACKWARD)
         story.alloc(0x4000, 5000)
         story.free(0x4000)
         story.enter(Phase.OPTIMIZER)
-        story.enter(Phase.BETWEEN)
-        story.end()
+        story.end(Phase.BETWEEN)
         story.free(0x2000, 0x3000)
     return story.recording(arm=FP32)
 
@@ -923,20 +827,14 @@ SCORES = (2, 4, 16, 16)
 def test_attention_has_a_number_only_where_a_kernel_takes_it(
     device: str, weights: tuple[int, ...], added: str, parameter: tuple[int, ...], known: bool
 ) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
     if added:
-        story.alloc(0x4000, 8192, op=added)
-        story.fact(Fact.OUTPUT, 0x4000, added, dtype="float32", shape=shape_text(weights))
+        story.tensor(Fact.OUTPUT, 0x4000, 8192, added, op=added, dtype="float32", shape=shape_text(weights))
         story.free(0x4000)
-    story.alloc(0x2000, 8192)
-    story.fact(Fact.SAVED, 0x2000, "aten::_softmax", dtype="float32", shape=shape_text(weights))
-    story.alloc(0x3000, 4096)
-    story.fact(Fact.SAVED, 0x3000, "aten::bmm", dtype="bfloat16", shape="[8, 16, 16]")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.tensor(Fact.SAVED, 0x2000, 8192, "aten::_softmax", dtype="float32", shape=shape_text(weights))
+    story.tensor(Fact.SAVED, 0x3000, 4096, "aten::bmm", dtype="bfloat16", shape="[8, 16, 16]")
+    story.end(Phase.BACKWARD)
     recording = story.recording(run=replace(RUN, device_type=device))
     (record,) = recording.parameters
     recording = replace(recording, parameters=(replace(record, shape=parameter, kind="Linear"),))
@@ -954,14 +852,11 @@ def test_attention_has_a_number_only_where_a_kernel_takes_it(
     ],
 )
 def test_what_made_a_tensor_is_told_from_what_it_was_saved_for(op: str, saved_for: str, words: str) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
     story.alloc(0x2000, 4096, op=op, module="fc", stack="net.py:3 forward")
     story.fact(Fact.SAVED, 0x2000, saved_for)
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     found = TrainingRun(analysis=analyse(story.recording(arm=FP32)))
     (place,) = np.flatnonzero(found.analysis.lifetimes.bytes == 4096)
     assert found.describe(int(place)) == words
@@ -1008,8 +903,7 @@ def growing(mib: int, *, more: int = 0, expandable: bool = False) -> Recording:
         story.alloc((step + 1) << 40, size)
         story.enter(Phase.BACKWARD)
         story.free((step + 1) << 40)
-        story.enter(Phase.OPTIMIZER)
-        story.end()
+        story.end(Phase.OPTIMIZER)
     recording = story.recording()
     return replace(recording, run=replace(recording.run, source=SourceKind.CUDA))
 

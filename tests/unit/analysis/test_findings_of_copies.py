@@ -1,7 +1,5 @@
 """Findings about cast copies and casts of buffers: the bytes, what the change takes off the peak, what to change."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,21 +24,16 @@ def told(recording: Recording) -> dict[str, Finding]:
 
 def around_backward(activation: int, *, saves: int = 0) -> Recording:
     """Two steps whose cache holds a copy of 2,000 bytes through backward, where the peak is: 4,000 + 2,000 + 4,000."""
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
+    story = Story(weight=1000)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
-        story.alloc(0x2000, 2000, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x2000, "weight")
+        story.begin(step, Phase.FORWARD)
+        story.tensor(Fact.CAST_COPY, 0x2000, 2000, "weight", op="aten::_to_copy")
         for _ in range(saves):
             story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype="bfloat16")
-        story.alloc(0x3000, activation, op="aten::mm")
-        story.fact(Fact.SAVED, 0x3000, "aten::relu")
+        story.tensor(Fact.SAVED, 0x3000, activation, "aten::relu", op="aten::mm")
         story.enter(Phase.BACKWARD)
         story.free(0x3000)
-        story.alloc(0x4000, 4000)
-        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
         story.enter(Phase.OPTIMIZER)
         story.enter(Phase.BETWEEN)
         story.fact(Fact.CACHED, 0x2000)
@@ -70,12 +63,9 @@ def test_the_copies_that_only_the_cache_holds_leave_at_the_end_of_forward(
 
 def test_a_pipeline_closes_autocast_in_the_forward_of_its_stages() -> None:
     story = Story()
-    story.alloc(0x8000, 64)
-    story.fact(Fact.COMMUNICATION, 0x8000, Communication.RECEIVE_BUFFERS)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.tensor(Fact.COMMUNICATION, 0x8000, 64, Communication.RECEIVE_BUFFERS)
+    story.begin(0, Phase.FORWARD)
+    story.end(Phase.BACKWARD)
     recording = story.recording()
     inside = replace(recording, steps=(replace(recording.steps[0], autocast_in_backward=True),))
     found = told(inside)["autocast-in-backward"]
@@ -84,10 +74,8 @@ def test_a_pipeline_closes_autocast_in_the_forward_of_its_stages() -> None:
 
 
 def test_a_step_whose_forward_was_not_seen_has_no_copies_to_count() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
-    story.begin(0)
-    story.enter(Phase.OPTIMIZER)
+    story = Story(weight=1000)
+    story.begin(0, Phase.OPTIMIZER)
     story.end()
     recording = story.recording()
     found = told(replace(recording, steps=(replace(recording.steps[0], autocast_in_backward=True),)))
@@ -103,18 +91,14 @@ def evaluating(idle: Sequence[int], saves: int, *, recast: int = 0) -> Recording
 
     Backward makes copies of ``recast`` bytes, where it runs forward again.
     """
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
+    story = Story(weight=1000)
     story.parameter(0x2000, "used", 1000)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         held = [0x10000 + 0x1000 * number for number in range(len(idle))]
         for address, size in zip(held, idle, strict=True):
-            story.alloc(address, size, op="aten::_to_copy")
-            story.fact(Fact.CAST_COPY, address, "weight")
-        story.alloc(0x3000, 3000, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x3000, "used")
+            story.tensor(Fact.CAST_COPY, address, size, "weight", op="aten::_to_copy")
+        story.tensor(Fact.CAST_COPY, 0x3000, 3000, "used", op="aten::_to_copy")
         for _ in range(saves):
             story.fact(Fact.SAVED, 0x3000, "aten::mm", dtype="bfloat16")
         for address in (*held, 0x3000):
@@ -123,11 +107,9 @@ def evaluating(idle: Sequence[int], saves: int, *, recast: int = 0) -> Recording
         story.enter(Phase.BACKWARD)
         story.free(0x3000)
         if recast:
-            story.alloc(0x5000, recast, op="aten::_to_copy")
-            story.fact(Fact.CAST_COPY, 0x5000, "used")
+            story.tensor(Fact.CAST_COPY, 0x5000, recast, "used", op="aten::_to_copy")
             story.free(0x5000)
-        story.enter(Phase.OPTIMIZER)
-        story.end()
+        story.end(Phase.OPTIMIZER)
     return story.recording()
 
 
@@ -173,12 +155,10 @@ def test_the_cache_would_keep_one_copy_of_each_trained_parameter(
     story = Story()
     for number, name in enumerate(copies):
         story.parameter(0x1000 + number, name, 1000, trainable=name != frozen)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     made = [(name, each) for name, sizes in copies.items() for each in sizes]
     for number, (name, each) in enumerate(made):
-        story.alloc(0x2000 + number, each, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x2000 + number, name)
+        story.tensor(Fact.CAST_COPY, 0x2000 + number, each, name, op="aten::_to_copy")
         story.fact(Fact.SAVED, 0x2000 + number, "aten::mm", dtype="bfloat16")
         if view:
             story.fact(Fact.VIEW_CAST, 0x2000 + number, name)
@@ -197,11 +177,9 @@ def test_each_further_use_of_a_cached_copy_would_be_a_copy(uses: dict[str, tuple
     story = Story()
     for number, name in enumerate(uses):
         story.parameter(0x1000 + number, name, 1000)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     for number, (name, (each, saves)) in enumerate(uses.items()):
-        story.alloc(0x2000 + number, each, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x2000 + number, name)
+        story.tensor(Fact.CAST_COPY, 0x2000 + number, each, name, op="aten::_to_copy")
         for _ in range(saves):
             story.fact(Fact.SAVED, 0x2000 + number, "aten::mm", dtype="bfloat16")
         story.fact(Fact.CACHED, 0x2000 + number)
@@ -219,10 +197,8 @@ def test_each_further_use_of_a_cached_copy_would_be_a_copy(uses: dict[str, tuple
 def test_only_cached_copies_that_backward_finds_would_be_more(cached: bool, alive: bool, size: int | None) -> None:
     story = Story()
     story.parameter(0x1000, "a", 1000)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x2000, 2000, op="aten::_to_copy")
-    story.fact(Fact.CAST_COPY, 0x2000, "a")
+    story.begin(0, Phase.FORWARD)
+    story.tensor(Fact.CAST_COPY, 0x2000, 2000, "a", op="aten::_to_copy")
     for _ in range(3):
         story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype="bfloat16")
     if cached:
@@ -250,17 +226,13 @@ def test_only_cached_copies_that_backward_finds_would_be_more(cached: bool, aliv
     ],
 )
 def test_copies_that_become_more_with_every_step(made: list[int], growth: int | None) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
+    story = Story(weight=1000)
     for step, size in enumerate(made):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         if size:
-            story.alloc(0x2000 + step, size, op="aten::_to_copy")
-            story.fact(Fact.CAST_COPY, 0x2000 + step, "weight")
+            story.tensor(Fact.CAST_COPY, 0x2000 + step, size, "weight", op="aten::_to_copy")
             story.fact(Fact.SAVED, 0x2000 + step, "aten::mm", dtype="bfloat16")
-        story.enter(Phase.BACKWARD)
-        story.end()
+        story.end(Phase.BACKWARD)
     recording = story.recording()
     found = told(recording).get("copies-grow")
     assert (found and found.bytes) == growth
@@ -276,23 +248,18 @@ def test_copies_that_become_more_with_every_step(made: list[int], growth: int | 
 
 def outliving(*, cleared: bool, freed_in_forward: bool = True) -> Recording:
     """Three steps; a copy of 3,000 bytes of each lives until forward of the next one has begun."""
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
+    story = Story(weight=1000)
     for step in range(3):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         if step and freed_in_forward:
             story.free(0x2000 + step - 1)
-        story.alloc(0x2000 + step, 3000, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x2000 + step, "weight")
+        story.tensor(Fact.CAST_COPY, 0x2000 + step, 3000, "weight", op="aten::_to_copy")
         story.fact(Fact.SAVED, 0x2000 + step, "aten::mm", dtype="bfloat16")
         if cleared:
             story.fact(Fact.CACHED, 0x2000 + step)
-        story.alloc(0x3000, 1000)
-        story.fact(Fact.SAVED, 0x3000, "aten::relu")
+        story.tensor(Fact.SAVED, 0x3000, 1000, "aten::relu")
         story.enter(Phase.BACKWARD)
-        story.alloc(0x4000, 4000)
-        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
         story.free(0x3000)
         story.enter(Phase.OPTIMIZER)
         story.alloc(0x5000, 1800)
@@ -319,16 +286,12 @@ def test_copies_that_outlive_their_step(cleared: bool, change: str) -> None:
 
 
 def test_copies_that_are_gone_when_the_next_forward_starts_do_not_survive() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
+    story = Story(weight=1000)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
-        story.alloc(0x2000, 3000, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x2000, "weight")
+        story.begin(step, Phase.FORWARD)
+        story.tensor(Fact.CAST_COPY, 0x2000, 3000, "weight", op="aten::_to_copy")
         story.fact(Fact.CACHED, 0x2000)
-        story.enter(Phase.BACKWARD)
-        story.end()
+        story.end(Phase.BACKWARD)
         story.free(0x2000)  # the region around the whole step closes after it
     assert "copies-survive" not in told(story.recording())
 
@@ -338,15 +301,12 @@ def test_copies_that_backward_makes_are_those_of_the_last_step_that_has_any() ->
     story.parameter(0x1000, "a", 1000)
     story.parameter(0x2000, "b", 1000)
     for step, again in enumerate([(4000, 4000), (2000, 1000), ()]):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
-        story.alloc(0x3000, 3000, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x3000, "a")
+        story.begin(step, Phase.FORWARD)
+        story.tensor(Fact.CAST_COPY, 0x3000, 3000, "a", op="aten::_to_copy")
         story.fact(Fact.SAVED, 0x3000, "aten::mm", dtype="bfloat16")
         story.enter(Phase.BACKWARD)
         for number, size in enumerate(again):
-            story.alloc(0x4000 + number, size, op="aten::_to_copy")
-            story.fact(Fact.CAST_COPY, 0x4000 + number, "ab"[number])
+            story.tensor(Fact.CAST_COPY, 0x4000 + number, size, "ab"[number], op="aten::_to_copy")
         story.free(0x3000, *(0x4000 + number for number in range(len(again))))
         story.end()
     found = told(story.recording())["recompute-recasts"]
@@ -377,18 +337,13 @@ def test_copies_that_backward_makes_are_those_of_the_last_step_that_has_any() ->
 def test_a_cast_of_an_expanded_buffer_takes_more_than_one_of_the_buffer(
     buffer: int, of: str, copy: int, to: str, named: bool, excess: int | None
 ) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.alloc(0x2000, buffer)
-    story.fact(Fact.BUFFER, 0x2000, "mask", dtype=of)
+    story = Story(weight=10)
+    story.tensor(Fact.BUFFER, 0x2000, buffer, "mask", dtype=of)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
-        story.alloc(0x3000, copy, op="aten::_to_copy")
-        story.fact(Fact.OTHER_CAST, 0x3000, "mask" if named else "", dtype=to)
+        story.begin(step, Phase.FORWARD)
+        story.tensor(Fact.OTHER_CAST, 0x3000, copy, "mask" if named else "", op="aten::_to_copy", dtype=to)
         story.free(0x3000)
-        story.enter(Phase.BACKWARD)
-        story.end()
+        story.end(Phase.BACKWARD)
     found = told(story.recording()).get("expanded-buffer-cast")
     assert (found and found.bytes, found and found.off_peak) == (excess, excess)
     if found is not None:
@@ -397,25 +352,18 @@ def test_a_cast_of_an_expanded_buffer_takes_more_than_one_of_the_buffer(
 
 def test_the_buffer_that_is_cast_is_the_one_that_is_there() -> None:
     """It moves to another memory, twice as large as before, and the casts of both are alive at once."""
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
-    story.alloc(0x2000, 4000)
-    story.fact(Fact.BUFFER, 0x2000, "mask", dtype="float32")
-    story.alloc(0x3000, 6000, op="aten::_to_copy")
-    story.fact(Fact.OTHER_CAST, 0x3000, "mask", dtype="bfloat16")
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
+    story.tensor(Fact.BUFFER, 0x2000, 4000, "mask", dtype="float32")
+    story.tensor(Fact.OTHER_CAST, 0x3000, 6000, "mask", op="aten::_to_copy", dtype="bfloat16")
     story.free(0x2000)
-    story.alloc(0x2000, 8000)
-    story.fact(Fact.BUFFER, 0x2000, "mask", dtype="float32")
-    story.alloc(0x4000, 9000, op="aten::_to_copy")
-    story.fact(Fact.OTHER_CAST, 0x4000, "mask", dtype="bfloat16")
+    story.tensor(Fact.BUFFER, 0x2000, 8000, "mask", dtype="float32")
+    story.tensor(Fact.OTHER_CAST, 0x4000, 9000, "mask", op="aten::_to_copy", dtype="bfloat16")
     story.free(0x2000, 0x3000)
     story.alloc(0x5000, 90_000, op="aten::_to_copy")
     story.fact(Fact.OTHER_CAST, 0x5000, "mask", dtype="bfloat16")  # no buffer of that name is left
     story.free(0x4000, 0x5000)
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     found = told(story.recording())["expanded-buffer-cast"]
     assert found.bytes == (6000 - 2000) + (9000 - 4000)
     assert [line.partition(":")[0] for line in found.evidence] == ["8.8 KiB", "5.9 KiB"]

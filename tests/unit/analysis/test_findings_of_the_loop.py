@@ -1,7 +1,5 @@
 """Findings about how a script trains: the bytes, what the change takes off the peak, and what to change."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -45,8 +43,7 @@ def runs(draw: st.DrawFn) -> Made:
                 events.append((story.free(0x1000 + number), number, -was))
 
     for step in range(draw(st.integers(1, 3))):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         some(4)
         story.enter(Phase.BACKWARD)
         some(4)
@@ -101,12 +98,10 @@ def updating(
         story.parameter(0x3000, "frozen", frozen // 4, trainable=False)
     story.parameter(0x2000, "down", 500)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.enter(Phase.BACKWARD)
         for address, name, size in ((0x4000, "up", 4000), (0x5000, "down", 2000)):
-            story.alloc(address, size)
-            story.fact(Fact.GRADIENT, address, name)
+            story.tensor(Fact.GRADIENT, address, size, name)
         for name, sizes in temporaries.items():
             story.enter(phase)
             addresses = [0x10000 + number for number in range(len(sizes))]
@@ -243,14 +238,11 @@ def test_what_one_of_two_optimizers_saves_ends_at_the_update_of_the_other(
 def test_temporaries_when_a_request_failed(size: int, off_failure: int | None) -> None:
     story = Story()
     story.parameter(0x1000, "up", 1000)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
-    story.alloc(0x4000, 4000)
-    story.fact(Fact.GRADIENT, 0x4000, "up")
+    story.begin(0, Phase.BACKWARD)
+    story.tensor(Fact.GRADIENT, 0x4000, 4000, "up")
     story.enter(Phase.OPTIMIZER)
     for address, key in ((0x5000, "exp_avg"), (0x6000, "exp_avg_sq")):
-        story.alloc(address, 4000)
-        story.fact(Fact.OPTIMIZER_STATE, address, f"{key} of up")
+        story.tensor(Fact.OPTIMIZER_STATE, address, 4000, f"{key} of up")
     story.alloc(0x8000, size, op="Adam.step")
     story.now += 10
     recording = ended(story, story.now, (4000,) * 4 + (size,))
@@ -272,8 +264,7 @@ def zeroed_in_place(
     for number, name in enumerate("ab"):
         story.parameter(0x1000 * (number + 1), name, 1000)
     for step in range(3):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.alloc(0x8000, 30_000)
         story.free(0x8000)
         for backward in range(backwards):
@@ -284,8 +275,7 @@ def zeroed_in_place(
                 story.fact(Fact.GRADIENT, 0x4000 + number, name)
             story.enter(Phase.FORWARD)
         story.enter(Phase.OPTIMIZER)
-        story.enter(Phase.BETWEEN)
-        story.end()
+        story.end(Phase.BETWEEN)
     recording = story.recording(arm=FP32)
     records = zip(recording.parameters, of, strict=True)
     parameters = tuple(replace(each, optimizer=by, shares=(shares or {}).get(each.name)) for each, by in records)
@@ -316,21 +306,17 @@ def test_gradients_that_two_backwards_add_up_are_needed() -> None:
 
 def zeroed_late(*, optimizers: int = 1) -> Recording:
     """Three steps; the gradient of 4,000 bytes goes when forward, in which the peak is, has ended."""
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
+    story = Story(weight=1000)
     for step in range(3):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.alloc(0x8000, 30_000)
         story.free(0x8000)
         if step:
             story.free(0x4000)
         story.enter(Phase.BACKWARD)
-        story.alloc(0x4000, 4000)
-        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
         story.enter(Phase.OPTIMIZER)
-        story.enter(Phase.BETWEEN)
-        story.end()
+        story.end(Phase.BETWEEN)
     recording = story.recording(arm=FP32)
     return replace(recording, optimizers=recording.optimizers * optimizers)
 
@@ -351,8 +337,7 @@ def test_gradients_from_before_the_recording_that_go_in_forward_were_used_before
     story.parameter(0x1000, "weight", 1000)
     story.fact(Fact.GRADIENT, 0x4000, "weight")
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.alloc(0x8000, 50_000 - 10_000 * step)
         story.free(0x8000, 0x4000)
         for backward in range(2):
@@ -362,8 +347,7 @@ def test_gradients_from_before_the_recording_that_go_in_forward_were_used_before
             story.fact(Fact.GRADIENT, 0x4000, "weight")
             story.enter(Phase.FORWARD)
         story.enter(Phase.OPTIMIZER)
-        story.enter(Phase.BETWEEN)
-        story.end()
+        story.end(Phase.BETWEEN)
     found = told(story.recording(arm=FP32))["gradients-through-forward"]
     assert (found.bytes, found.off_peak) == (4000, 4000)
 
@@ -378,15 +362,12 @@ def holding(
 
     At the peak, in backward or in the update, there are 5,000 bytes more than in forward.
     """
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     addresses = [0x2000 + number for number in range(len(sizes))]
     for step in range(steps):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         for address, size in zip(addresses, sizes, strict=True):
-            story.alloc(address, size, op="aten::mm")
-            story.fact(Fact.OUTPUT, address, "aten::mm")
+            story.tensor(Fact.OUTPUT, address, size, "aten::mm", op="aten::mm")
         for number, name in variables:  # the script is looked at once
             story.fact(Fact.VARIABLE, addresses[number], name, "/home/train.py:42 train", at=story.now)
         story.enter(Phase.BACKWARD)
@@ -395,8 +376,7 @@ def holding(
         story.alloc(0x4000, 5000)
         story.free(0x4000)
         story.enter(Phase.OPTIMIZER)
-        story.enter(Phase.BETWEEN)
-        story.end()
+        story.end(Phase.BETWEEN)
         story.free(*addresses)
     return story.recording(arm=FP32)
 
@@ -420,19 +400,15 @@ def test_outputs_that_backward_has_no_use_for(sizes: tuple[int, ...], in_update:
     ("phase", "told_of"), [(Phase.FORWARD, True), (Phase.BACKWARD, False), (Phase.EVALUATION, False)]
 )
 def test_only_what_forward_made_is_an_output(phase: Phase, told_of: bool) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step in range(2):
-        story.begin(step)
-        story.enter(phase)
-        story.alloc(0x2000, 6000, op="aten::mm")
-        story.fact(Fact.OUTPUT, 0x2000, "aten::mm")
+        story.begin(step, phase)
+        story.tensor(Fact.OUTPUT, 0x2000, 6000, "aten::mm", op="aten::mm")
         story.enter(Phase.BACKWARD)
         story.enter(Phase.OPTIMIZER)
         story.alloc(0x4000, 5000)
         story.free(0x4000)
-        story.enter(Phase.BETWEEN)
-        story.end()
+        story.end(Phase.BETWEEN)
         story.free(0x2000)
     assert ("outputs-kept" in told(story.recording(arm=FP32))) == told_of
 

@@ -1,7 +1,5 @@
 """A summary's JSON, read back: the same again, or one line that says what is wrong with it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -29,8 +27,7 @@ def test_marks_are_around_the_last_backward_and_after_the_last_update() -> None:
 
 def test_updates_inside_a_backward_do_not_end_it() -> None:
     story = Story()
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     backward = story.enter(Phase.BACKWARD)
     for _ in range(2):  # an optimizer for each of two parameters, stepped by hooks on their gradients
         story.enter(Phase.OPTIMIZER)
@@ -44,8 +41,7 @@ def test_updates_inside_a_backward_do_not_end_it() -> None:
 
 def test_a_phase_that_nothing_follows_ends_with_the_step() -> None:
     story = Story()
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story.begin(0, Phase.BACKWARD)
     optimizer = story.enter(Phase.OPTIMIZER)
     end = story.end()
     recording = story.recording()
@@ -58,8 +54,7 @@ def test_what_did_not_happen_has_no_mark() -> None:
     story.begin(0)
     backward = story.enter(Phase.BACKWARD)
     end = story.end(skipped=True)
-    story.begin(1)
-    story.enter(Phase.FORWARD)
+    story.begin(1, Phase.FORWARD)
     story.end()
     recording = story.recording()
     first, second = (instants(PhaseRows(recording.phases), step) for step in recording.steps)
@@ -83,8 +78,7 @@ def test_a_step_of_inference_is_marked_where_its_last_forward_ended(
     step_on: str, backward: bool, marked: str | None
 ) -> None:
     story = Story()
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     story.enter(Phase.BETWEEN)
     story.enter(Phase.FORWARD)
     ends = {"last": story.enter(Phase.BETWEEN)}
@@ -97,8 +91,7 @@ def test_a_step_of_inference_is_marked_where_its_last_forward_ended(
 
 def test_a_forward_that_goes_on_ends_with_its_step() -> None:
     story = Story()
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     end = story.end()
     story.enter(Phase.BETWEEN)
     (found,) = marks_of(story.recording(run=replace(RUN, step_on="forward")))
@@ -110,10 +103,8 @@ def test_a_forward_that_goes_on_ends_with_its_step() -> None:
     [(0, (True, True, True)), (-1, (True, True, False)), (-11, (True, False, False)), (-21, (False,) * 3)],
 )
 def test_of_a_step_that_failed_the_marks_before_that_count(failed: int, reached: tuple[bool, ...]) -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 100)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=100)
+    story.begin(0, Phase.FORWARD)
     instants = [story.enter(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.BETWEEN)]
     (found,) = marks_of(ended(story, instants[-1] + failed, (400,)))
     marks = (found.after_forward, found.after_backward, found.after_optimizer)

@@ -1,7 +1,5 @@
 """Torch's ops in words for people."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampmem.analysis.ops import plain_kind, plain_op, result_of

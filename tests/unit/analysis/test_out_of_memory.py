@@ -1,7 +1,5 @@
 """The failed request: how much was lacking, what is still to come, what is said of that instant, what to run next."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -88,19 +86,16 @@ def in_the_first_update() -> Recording:
     story = Story()
     story.parameter(0x1000, "a", 100)
     story.parameter(0x1800, "b", 10)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story.begin(0, Phase.BACKWARD)
     for address, name, size in ((0x3000, "a", 400), (0x3800, "b", 40)):
-        story.alloc(address, size)
-        story.fact(Fact.GRADIENT, address, name)
+        story.tensor(Fact.GRADIENT, address, size, name)
     story.enter(Phase.OPTIMIZER)
     for address, name, size in (
         (0x4000, "exp_avg of a", 400),
         (0x4800, "exp_avg_sq of a", 400),
         (0x5000, "exp_avg of b", 40),
     ):
-        story.alloc(address, size)
-        story.fact(Fact.OPTIMIZER_STATE, address, name)
+        story.tensor(Fact.OPTIMIZER_STATE, address, size, name)
     story.now += 10
     recording = ended(story, story.now, (400, 40, 400, 40, 400, 400, 40))
     parameters = tuple(replace(record, optimizer=0) for record in recording.parameters)
@@ -122,18 +117,15 @@ def chunks(steps: int = 2) -> Recording:
     story = Story()
     story.parameter(0x1000, "layers.0.weight", 100)
     for step in range(steps):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         for address, size in ((0x2000, 8000), (0x3000, 4000)):
-            story.alloc(address, size, op="aten::_to_copy")
-            story.fact(Fact.SAVED, address, "aten::nll_loss_forward", dtype="float32")
+            story.tensor(Fact.SAVED, address, size, "aten::nll_loss_forward", op="aten::_to_copy", dtype="float32")
         story.enter(Phase.BACKWARD)
         story.free(0x2000)
         if step == steps - 1:
             break
         story.free(0x3000)
-        story.alloc(0x5000, 400)
-        story.fact(Fact.GRADIENT, 0x5000, "layers.0.weight")
+        story.tensor(Fact.GRADIENT, 0x5000, 400, "layers.0.weight")
         story.enter(Phase.OPTIMIZER)
         story.free(0x5000)
         story.end()
@@ -145,14 +137,11 @@ def in_a_first_foreach_update() -> Recording:
     """The state is there, and 800 bytes of the update's temporaries."""
     story = Story()
     story.parameter(0x1000, "a", 1000)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
-    story.alloc(0x10000, 4000)
-    story.fact(Fact.GRADIENT, 0x10000, "a")
+    story.begin(0, Phase.BACKWARD)
+    story.tensor(Fact.GRADIENT, 0x10000, 4000, "a")
     story.enter(Phase.OPTIMIZER)
     for address, name in ((0x20000, "exp_avg of a"), (0x30000, "exp_avg_sq of a")):
-        story.alloc(address, 4000)
-        story.fact(Fact.OPTIMIZER_STATE, address, name)
+        story.tensor(Fact.OPTIMIZER_STATE, address, 4000, name)
     story.alloc(0x40000, 4000, op="Adam.step")
     story.now += 10
     recording = ended(story, story.now, (4000,) * 5)
@@ -193,16 +182,13 @@ def test_advice_for_the_peak_that_would_not_have_helped_is_not_given() -> None:
     story = Story()
     story.parameter(0x1000, "layers.0.weight", 100)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         if step:
             break
-        story.alloc(0x2000, 8000, op="aten::_to_copy")
-        story.fact(Fact.SAVED, 0x2000, "aten::nll_loss_forward", dtype="float32")
+        story.tensor(Fact.SAVED, 0x2000, 8000, "aten::nll_loss_forward", op="aten::_to_copy", dtype="float32")
         story.enter(Phase.BACKWARD)
         story.free(0x2000)
-        story.enter(Phase.OPTIMIZER)
-        story.end()
+        story.end(Phase.OPTIMIZER)
     story.now += 10
     failed = ended(story, story.now, (400,), step=1, arm=AMP)
     went_on = replace(failed, steps=tuple(replace(step, finished=True) for step in failed.steps))

@@ -1,7 +1,5 @@
 """The ranks of a job merged: which is the worst, in what it differs, and which are missing."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

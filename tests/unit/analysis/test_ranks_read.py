@@ -1,7 +1,5 @@
 """Recordings of many ranks are read in several processes, to the same end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

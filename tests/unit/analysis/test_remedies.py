@@ -1,7 +1,5 @@
 """What to change when memory ran out: one list, nothing in it twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from build import Story
@@ -56,8 +54,7 @@ def test_without_findings_the_list_is_what_the_request_says_without_bytes() -> N
 
 
 def test_where_all_is_parameters_in_setup_the_batch_does_not_help() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 100)
+    story = Story(weight=100)
     story.now += 10
     summary = summarize(ended(story, story.now, (400,), step=-1))
     assert told(summary)[0] == (None, "make the model smaller, or use a larger GPU")
@@ -83,10 +80,8 @@ def test_what_no_change_is_about_has_no_bytes_and_comes_last() -> None:
 
 
 def test_what_a_finding_says_of_foreach_is_not_said_again() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 100)
-    story.begin(0)
-    story.enter(Phase.OPTIMIZER)
+    story = Story(weight=100)
+    story.begin(0, Phase.OPTIMIZER)
     story.alloc(0x2000, 3000)
     story.now += 10
     recording = replace(

@@ -1,7 +1,5 @@
 """Schemas from dataclasses: every kind of field, and what is no field for JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

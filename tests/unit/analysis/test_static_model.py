@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -180,8 +178,7 @@ def test_a_difference_of_exactly_one_percent_matches() -> None:
 
 def test_static_memory_is_measured_after_backward_of_the_last_updated_step() -> None:
     story = small_run()
-    story.begin(2)
-    story.enter(Phase.BACKWARD)
+    story.begin(2, Phase.BACKWARD)
     story.end(skipped=True)
     measured = measure(summarize(story.recording()))
     assert (measured.step, measured.mark, measured.parameters) == (1, "after_backward", 150)
@@ -199,12 +196,9 @@ def test_the_first_step_has_its_state_after_the_update_only() -> None:
 
 
 def test_a_run_without_an_update_has_nothing_to_compare() -> None:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
-    story.alloc(0x2000, 40)
-    story.fact(Fact.GRADIENT, 0x2000, "weight")
+    story = Story(weight=10)
+    story.begin(0, Phase.BACKWARD)
+    story.tensor(Fact.GRADIENT, 0x2000, 40, "weight")
     story.end(skipped=True)
     with pytest.raises(NothingRecorded, match="no step with a backward and an optimizer update"):
         measure(summarize(story.recording()))

@@ -1,7 +1,5 @@
 """Of what tensor an allocation is, on crafted recordings."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -61,8 +59,7 @@ def test_a_scalar_has_a_shape() -> None:
 def test_the_largest_say_type_and_shape_as_data() -> None:
     story = Story()
     for address, shape in ((0x1000, "[2, 3]"), (0x2000, "[]"), (0x3000, "")):
-        story.alloc(address, 24 if address == 0x1000 else 4)
-        story.fact(Fact.OUTPUT, address, dtype="float32", shape=shape)
+        story.tensor(Fact.OUTPUT, address, 24 if address == 0x1000 else 4, dtype="float32", shape=shape)
     analysis = analyse(story.recording())
     found = largest(analysis, analysis.tensors, 3)
     assert [(each.dtype, each.shape) for each in found] == [("float32", (2, 3)), ("float32", ()), ("float32", None)]
@@ -81,8 +78,7 @@ def test_nothing_is_known_without_facts_and_of_other_threads() -> None:
     story.alloc(OTHER_THREADS, 4)
     story.alloc(0x1000, 4)
     story.free(0x1000)
-    story.alloc(0x1000, 4)
-    story.fact(Fact.OUTPUT, 0x1000, dtype="float32", shape="[]")
+    story.tensor(Fact.OUTPUT, 0x1000, 4, dtype="float32", shape="[]")
     assert known(analyse(story.recording())) == [("", ""), ("", ""), ("float32", "[]")]
 
 

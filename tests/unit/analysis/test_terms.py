@@ -1,7 +1,5 @@
 """Each term of the static model by itself: the evidence, the bytes that it explains, and whose they are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -71,6 +69,11 @@ def fate(category: Category, **of: set[str]) -> dict[str, object]:
     return {"fates": dict.fromkeys(KEPT, NO_FATES) | {category: fates}}
 
 
+def of_a(kind: TermKind, size: int, tensors: int = 1) -> Told:
+    """One term, of the parameter ``a``."""
+    return [(kind, size, tensors, ("a",))]
+
+
 def told(terms: TermSums) -> Told:
     return [(term.kind, term.bytes, term.tensors, term.names) for term in terms.listed()]
 
@@ -87,38 +90,26 @@ FLOAT, HALF = {"a": "float32"}, {"a": "bfloat16"}
     [
         ([parameter()], in_memory(Category.PARAMETERS, (400, FLOAT)), []),
         ([parameter()], {}, None),
-        ([parameter()], fate(Category.PARAMETERS, gone={"a"}), [(K.PARAMETERS_GONE, -400, 1, ("a",))]),
-        ([parameter()], fate(Category.PARAMETERS, later={"a"}), [(K.PARAMETERS_LATER, -400, 1, ("a",))]),
-        (
-            [parameter()],
-            fate(Category.PARAMETERS, gone={"a"}, later={"a"}),
-            [(K.PARAMETERS_GONE, -400, 1, ("a",))],
-        ),
-        (
-            [parameter(dtype="bfloat16")],
-            in_memory(Category.PARAMETERS, (200, HALF)),
-            [(K.PARAMETER_TYPE, -200, 1, ("a",))],
-        ),
+        ([parameter()], fate(Category.PARAMETERS, gone={"a"}), of_a(K.PARAMETERS_GONE, -400)),
+        ([parameter()], fate(Category.PARAMETERS, later={"a"}), of_a(K.PARAMETERS_LATER, -400)),
+        ([parameter()], fate(Category.PARAMETERS, gone={"a"}, later={"a"}), of_a(K.PARAMETERS_GONE, -400)),
+        ([parameter(dtype="bfloat16")], in_memory(Category.PARAMETERS, (200, HALF)), of_a(K.PARAMETER_TYPE, -200)),
         (
             [parameter()],
             in_memory(Category.PARAMETERS, (400, FLOAT), (400, FLOAT), (400, FLOAT)),
-            [(K.PARAMETERS_MOVED, 800, 2, ("a",))],
+            of_a(K.PARAMETERS_MOVED, 800, 2),
         ),
         (
             [parameter()],
             in_memory(Category.PARAMETERS, (400, FLOAT), (400, FLOAT), kept={"a": "ema"}),
-            [(K.PARAMETERS_KEPT, 400, 1, ("a",))],
+            of_a(K.PARAMETERS_KEPT, 400),
         ),
         (
             [parameter(), parameter("b", 50)],
             in_memory(Category.PARAMETERS, (700, {"a": "float32", "b": "float32"})),
             [(K.AROUND_PARAMETERS, 100, 1, ())],
         ),
-        (
-            [parameter(padding=60)],
-            in_memory(Category.PARAMETERS, (460, FLOAT)),
-            [(K.PADDING, 60, 1, ("a",))],
-        ),
+        ([parameter(padding=60)], in_memory(Category.PARAMETERS, (460, FLOAT)), of_a(K.PADDING, 60)),
         (
             [parameter(padding=60)],
             in_memory(Category.PARAMETERS, (500, FLOAT)),
@@ -150,7 +141,7 @@ def test_parameters(records: Sequence[ParameterRecord], seen: dict[str, object],
 def test_two_parts_of_one_tensor_are_one_parameter() -> None:
     """As of a tensor that wraps two: the second is ``further``."""
     one, two = (NamedMemory(bytes=200, names={"a": ""}, further=frozenset(more)) for more in ((), ("a",)))
-    for second, expected in ((two, []), (one, [(K.PARAMETERS_MOVED, 200, 1, ("a",))])):
+    for second, expected in ((two, []), (one, of_a(K.PARAMETERS_MOVED, 200))):
         seen = evidence(parameter(), memories=dict.fromkeys(KEPT, ()) | {Category.PARAMETERS: (one, second)})
         assert told(parameter_terms(seen, 4.0)) == expected
 
@@ -165,28 +156,23 @@ G = Category.GRADIENTS
     ("records", "per_element", "seen", "expected"),
     [
         ([parameter()], 4.0, in_memory(G, (400, FLOAT)), []),
-        ([parameter(trainable=False)], 4.0, {}, [(K.FROZEN, -400, 1, ("a",))]),
-        ([parameter()], 4.0, fate(G, gone={"a"}), [(K.GRADIENTS_FREED, -400, 1, ("a",))]),
-        ([parameter()], 4.0, {"have_gradients": {"a"}}, [(K.GRADIENTS_LATER, -400, 1, ("a",))]),
+        ([parameter(trainable=False)], 4.0, {}, of_a(K.FROZEN, -400)),
+        ([parameter()], 4.0, fate(G, gone={"a"}), of_a(K.GRADIENTS_FREED, -400)),
+        ([parameter()], 4.0, {"have_gradients": {"a"}}, of_a(K.GRADIENTS_LATER, -400)),
         ([parameter()], 4.0, {"have_gradients": {"a"}, "had_gradient": {"a"}}, None),
-        ([parameter()], 4.0, {"have_gradients": {"b"}}, [(K.NO_GRADIENTS, -400, 1, ("a",))]),
+        ([parameter()], 4.0, {"have_gradients": {"b"}}, of_a(K.NO_GRADIENTS, -400)),
         ([parameter()], 4.0, {}, None),  # of none a gradient was seen: that this one's was not says nothing
-        ([parameter()], 4.0, {"functional": True}, [(K.FUNCTIONAL_GRADIENTS, -400, 1, ("a",))]),
-        (
-            [parameter()],
-            4.0,
-            {"functional": True, "have_gradients": {"a"}},
-            [(K.GRADIENTS_LATER, -400, 1, ("a",))],
-        ),
-        ([parameter()], 4.0, in_memory(G, (200, HALF)), [(K.GRADIENT_TYPE, -200, 1, ("a",))]),
+        ([parameter()], 4.0, {"functional": True}, of_a(K.FUNCTIONAL_GRADIENTS, -400)),
+        ([parameter()], 4.0, {"functional": True, "have_gradients": {"a"}}, of_a(K.GRADIENTS_LATER, -400)),
+        ([parameter()], 4.0, in_memory(G, (200, HALF)), of_a(K.GRADIENT_TYPE, -200)),
         (
             [parameter()],
             4.0,
             in_memory(G, (400, FLOAT), (200, HALF)),
             [(K.SEVERAL_GRADIENTS, 400, 1, ("a",)), (K.GRADIENT_TYPE, -200, 1, ("a",))],
         ),
-        ([parameter()], 4.0, in_memory(G, *[(400, FLOAT)] * 3), [(K.SEVERAL_GRADIENTS, 800, 2, ("a",))]),
-        ([parameter()], 4.0, in_memory(G, (120, FLOAT), sparse={"a"}), [(K.SPARSE_GRADIENTS, -280, 1, ("a",))]),
+        ([parameter()], 4.0, in_memory(G, *[(400, FLOAT)] * 3), of_a(K.SEVERAL_GRADIENTS, 800, 2)),
+        ([parameter()], 4.0, in_memory(G, (120, FLOAT), sparse={"a"}), of_a(K.SPARSE_GRADIENTS, -280)),
         (
             [parameter()],
             4.0,
@@ -213,18 +199,8 @@ G = Category.GRADIENTS
         ),
         # The model has two gradients: the parameter's, and that of its master copy.
         ([parameter(dtype="bfloat16")], 6.0, in_memory(G, (200, HALF), (400, FLOAT)), []),
-        (
-            [parameter(dtype="bfloat16")],
-            6.0,
-            in_memory(G, (200, HALF)),
-            [(K.ONE_GRADIENT_OF_TWO, -400, 1, ("a",))],
-        ),
-        (
-            [parameter(dtype="bfloat16")],
-            6.0,
-            in_memory(G, (400, FLOAT), (400, FLOAT)),
-            [(K.SEVERAL_GRADIENTS, 200, 1, ("a",))],
-        ),
+        ([parameter(dtype="bfloat16")], 6.0, in_memory(G, (200, HALF)), of_a(K.ONE_GRADIENT_OF_TWO, -400)),
+        ([parameter(dtype="bfloat16")], 6.0, in_memory(G, (400, FLOAT), (400, FLOAT)), of_a(K.SEVERAL_GRADIENTS, 200)),
     ],
 )
 def test_gradients(
@@ -244,18 +220,13 @@ M = Category.MASTER_COPIES
     ("record", "per_element", "seen", "expected"),
     [
         (parameter(dtype="bfloat16"), 4.0, in_memory(M, (400, FLOAT)), []),
-        (parameter(dtype="bfloat16", trainable=False), 4.0, {}, [(K.FROZEN, -400, 1, ("a",))]),
-        (parameter(dtype="bfloat16"), 4.0, {}, [(K.NO_MASTER, -400, 1, ("a",))]),
-        (parameter(dtype="bfloat16"), 4.0, fate(M, gone={"a"}), [(K.MASTERS_GONE, -400, 1, ("a",))]),
-        (parameter(dtype="bfloat16"), 4.0, fate(M, later={"a"}), [(K.MASTERS_LATER, -400, 1, ("a",))]),
-        (parameter(dtype="bfloat16"), 4.0, in_memory(M, (800, {"a": "float64"})), [(K.MASTER_TYPE, 400, 1, ("a",))]),
-        (
-            parameter(dtype="bfloat16"),
-            4.0,
-            in_memory(M, *[(400, FLOAT)] * 3),
-            [(K.MORE_MASTERS, 800, 2, ("a",))],
-        ),
-        (parameter(), 0.0, in_memory(M, *[(400, FLOAT)] * 2), [(K.MORE_MASTERS, 800, 2, ("a",))]),
+        (parameter(dtype="bfloat16", trainable=False), 4.0, {}, of_a(K.FROZEN, -400)),
+        (parameter(dtype="bfloat16"), 4.0, {}, of_a(K.NO_MASTER, -400)),
+        (parameter(dtype="bfloat16"), 4.0, fate(M, gone={"a"}), of_a(K.MASTERS_GONE, -400)),
+        (parameter(dtype="bfloat16"), 4.0, fate(M, later={"a"}), of_a(K.MASTERS_LATER, -400)),
+        (parameter(dtype="bfloat16"), 4.0, in_memory(M, (800, {"a": "float64"})), of_a(K.MASTER_TYPE, 400)),
+        (parameter(dtype="bfloat16"), 4.0, in_memory(M, *[(400, FLOAT)] * 3), of_a(K.MORE_MASTERS, 800, 2)),
+        (parameter(), 0.0, in_memory(M, *[(400, FLOAT)] * 2), of_a(K.MORE_MASTERS, 800, 2)),
         (parameter(), 0.0, {}, []),
         (parameter(dtype="bfloat16"), 4.0, in_memory(M, (420, FLOAT)), [(K.AROUND_MASTERS, 20, 1, ())]),
     ],
@@ -292,49 +263,44 @@ def copies(
         (parameter(), 2.0, {"copies": {"a": copies(333)}}, K.NOT_CAST),  # no copy of 100 elements has so many bytes
         (parameter(), 2.0, {"casts_seen": False}, None),
         # Where the model has none: what is still there.
-        (parameter(), 0.0, {"copies": {"a": copies(200, saved=True)}}, [(K.COPIES_IN_GRAPH, 200, 1, ("a",))]),
+        (parameter(), 0.0, {"copies": {"a": copies(200, saved=True)}}, of_a(K.COPIES_IN_GRAPH, 200)),
         (
             parameter(),
             0.0,
             {"copies": {"a": copies(200, 100, cached=True, saved=True)}},
-            [(K.COPIES_IN_CACHE, 300, 2, ("a",))],
+            of_a(K.COPIES_IN_CACHE, 300, 2),
         ),
-        (parameter(), 0.0, {"copies": {"a": copies(200)}}, [(K.COPIES_ELSEWHERE, 200, 1, ("a",))]),
+        (parameter(), 0.0, {"copies": {"a": copies(200)}}, of_a(K.COPIES_ELSEWHERE, 200)),
         (
             parameter(),
             0.0,
             {"autocast": False, "copies": {"a": copies(200, cached=True)}},
-            [(K.CASTS_OF_THE_SCRIPT, 200, 1, ("a",))],
+            of_a(K.CASTS_OF_THE_SCRIPT, 200),
         ),
         # Copies of another size, or more than one.
-        (parameter(), 2.0, {"copies": {"a": copies(400)}}, [(K.COPY_TYPE, 200, 1, ("a",))]),
-        (parameter(), 2.0, {"copies": {"a": copies(200, 200, 400)}}, [(K.COPIES_MADE_AGAIN, 600, 2, ("a",))]),
-        (parameter(), 2.0, {"copies": {"a": copies(60, 30, view=True)}}, [(K.COPIES_OF_VIEWS_ONLY, -110, 2, ("a",))]),
+        (parameter(), 2.0, {"copies": {"a": copies(400)}}, of_a(K.COPY_TYPE, 200)),
+        (parameter(), 2.0, {"copies": {"a": copies(200, 200, 400)}}, of_a(K.COPIES_MADE_AGAIN, 600, 2)),
+        (parameter(), 2.0, {"copies": {"a": copies(60, 30, view=True)}}, of_a(K.COPIES_OF_VIEWS_ONLY, -110, 2)),
         (
             parameter(),
             2.0,
             {"copies": {"a": [*copies(200), *copies(60, 30, view=True)]}},
-            [(K.COPIES_OF_VIEWS_TOO, 90, 2, ("a",))],
+            of_a(K.COPIES_OF_VIEWS_TOO, 90, 2),
         ),
         (
             parameter(),
             2.0,
             {"copies": {"a": [*copies(200, 200, earlier=True), *copies(200)]}},
-            [(K.COPIES_OF_EARLIER_STEPS, 400, 2, ("a",))],
+            of_a(K.COPIES_OF_EARLIER_STEPS, 400, 2),
         ),
         # Of those of earlier steps alone the last one serves this step.
-        (
-            parameter(),
-            2.0,
-            {"copies": {"a": copies(400, 200, earlier=True)}},
-            [(K.COPIES_OF_EARLIER_STEPS, 400, 1, ("a",))],
-        ),
+        (parameter(), 2.0, {"copies": {"a": copies(400, 200, earlier=True)}}, of_a(K.COPIES_OF_EARLIER_STEPS, 400)),
         # A shard of 100 of 400 elements.
         (parameter(global_elements=400), 2.0, {"copies": {"a": copies(200)}}, []),
-        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(800)}}, [(K.COPIES_OF_WHOLES, 600, 1, ("a",))]),
-        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(3200)}}, [(K.COPIES_OF_WHOLES, 3000, 1, ("a",))]),
+        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(800)}}, of_a(K.COPIES_OF_WHOLES, 600)),
+        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(3200)}}, of_a(K.COPIES_OF_WHOLES, 3000)),
         (parameter(global_elements=400), 2.0, {"copies": {"a": copies(3204)}}, K.NOT_CAST),
-        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(100)}}, [(K.COPY_TYPE, -100, 1, ("a",))]),
+        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(100)}}, of_a(K.COPY_TYPE, -100)),
         # Of a parameter that is not among those that are trained.
         (
             parameter(),
@@ -348,7 +314,7 @@ def test_cast_copies(
     record: ParameterRecord, per_element: float, seen: dict[str, object], expected: Told | TermKind | None
 ) -> None:
     terms = cast_terms(evidence(record, **seen), per_element)
-    missing = [(expected, -200, 1, ("a",))] if isinstance(expected, TermKind) else expected
+    missing = of_a(expected, -200) if isinstance(expected, TermKind) else expected
     assert (told(terms), terms.complete) == (missing or [], expected is not None)
 
 
@@ -394,7 +360,7 @@ NO_STATE = [
 @pytest.mark.parametrize(("record", "seen", "why"), NO_STATE)
 def test_no_optimizer_state(record: ParameterRecord, seen: dict[str, object], why: TermKind | None) -> None:
     terms = state_terms(evidence(record, **seen), lambda _: OPTIMIZERS["adam"], lambda _: 8.0)
-    assert (told(terms), terms.complete) == ([(why, -800, 1, ("a",))] if why else [], why is not None)
+    assert (told(terms), terms.complete) == (of_a(why, -800) if why else [], why is not None)
 
 
 def fates_of_keys(**of: str) -> dict[str, object]:
@@ -405,23 +371,17 @@ def fates_of_keys(**of: str) -> dict[str, object]:
     ("record", "model", "per_element", "seen", "expected"),
     [
         (parameter(), "adam", 8.0, states(*ADAM), []),
-        (parameter(), "adam", 8.0, states(*ADAM, (16, "step of a")), [(K.SCALARS, 16, 1, ("a",))]),
-        (parameter(), "adam", 8.0, states(*ADAM, (17, "step of a")), [(K.UNKNOWN_STATE, 17, 1, ("a",))]),
+        (parameter(), "adam", 8.0, states(*ADAM, (16, "step of a")), of_a(K.SCALARS, 16)),
+        (parameter(), "adam", 8.0, states(*ADAM, (17, "step of a")), of_a(K.UNKNOWN_STATE, 17)),
         (parameter(), "adam", 8.0, states(*ADAM, (17, "table")), [(K.UNKNOWN_STATE, 17, 1, ())]),
         (parameter(), "adam", 8.0, states(*ADAM, (400, "exp_avg of ghost")), []),  # nobody's
-        (
-            parameter(),
-            "adam",
-            8.0,
-            states(ADAM[0]) | fates_of_keys(gone="exp_avg_sq of a"),
-            [(K.STATES_GONE, -400, 1, ("a",))],
-        ),
+        (parameter(), "adam", 8.0, states(ADAM[0]) | fates_of_keys(gone="exp_avg_sq of a"), of_a(K.STATES_GONE, -400)),
         (
             parameter(),
             "adam",
             8.0,
             states(ADAM[0]) | fates_of_keys(later="exp_avg_sq of a"),
-            [(K.STATES_LATER, -400, 1, ("a",))],
+            of_a(K.STATES_LATER, -400),
         ),
         (parameter(), "adam", 8.0, states(ADAM[0]), None),
         (parameter(), "adam", 8.0, states((404, "exp_avg of a"), ADAM[1]), None),  # four bytes too many
@@ -431,7 +391,7 @@ def fates_of_keys(**of: str) -> dict[str, object]:
             "adam",
             8.0,
             states((200, "exp_avg of a"), (200, "exp_avg_sq of a")),
-            [(K.STATE_TYPE, -400, 1, ("a",))],
+            of_a(K.STATE_TYPE, -400),
         ),
         # The states are in the type of the master copy.
         (parameter(dtype="bfloat16"), "adam", 8.0, in_memory(M, (400, FLOAT)) | states(*ADAM), []),
@@ -450,14 +410,14 @@ def fates_of_keys(**of: str) -> dict[str, object]:
                 *((5000, "state1 of a"), (5000, "state2 of a")),
                 *((80, "absmax1 of a"), (80, "absmax2 of a")),  # one scale for each 256 elements that are begun
             ),
-            [(K.SCALES_OF_BLOCKS, 160, 1, ("a",))],
+            of_a(K.SCALES_OF_BLOCKS, 160),
         ),
         (
             parameter(elements=1000, shape=(1000,)),
             "adam-8bit",
             2.0,
             states((4000, "state1 of a"), (4000, "state2 of a")),  # too small for blocks
-            [(K.SCALES_OF_BLOCKS, 6000, 1, ("a",))],
+            of_a(K.SCALES_OF_BLOCKS, 6000),
         ),
     ],
 )

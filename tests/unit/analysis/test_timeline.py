@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -129,8 +127,7 @@ def test_what_was_concluded_is_what_a_fact_says_so_of() -> None:
     story.parameter(0x10, "seen", 10)
     story.parameter(0x20, "concluded", 5)
     story.fact(Fact.INFERRED, 0x20)
-    story.alloc(0x30, 7)
-    story.fact(Fact.INFERRED, 0x30)
+    story.tensor(Fact.INFERRED, 0x30, 7)
     story.free(0x30)
     story.alloc(0x40, 3)
     history = analyse(story.recording())

@@ -1,7 +1,5 @@
 """Whose parameters nothing trains, by what is known of each: an optimizer has it, a gradient, whether it ran."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -37,8 +35,7 @@ def recording(*parameters: str, gradients: tuple[str, ...] = ()) -> Recording:
     story = Story()
     story.begin(0)
     for place, name in enumerate(gradients):
-        story.alloc(0x100 * (place + 1), 24)
-        story.fact(Fact.GRADIENT, 0x100 * (place + 1), name)
+        story.tensor(Fact.GRADIENT, 0x100 * (place + 1), 24, name)
     return replace(story.recording(), parameters=tuple(map(parameter, parameters)))
 
 
@@ -95,17 +92,13 @@ def test_memory_that_is_shared_is_trained_with_the_parameter_that_has_it() -> No
 
 def with_copies(*, recorded: bool) -> Recording:
     """A trained parameter, a copy of it that was freed in the only step, and one that is alive at its end."""
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
     for address, name in ((0x2000, "Copy.weight"), (0x3000, "Copy#2.weight")):
-        story.alloc(address, 40)
-        story.fact(Fact.PARAMETER, address, name)
+        story.tensor(Fact.PARAMETER, address, 40, name)
     story.free(0x2000)
     story.enter(Phase.BACKWARD)
-    story.alloc(0x4000, 40)
-    story.fact(Fact.GRADIENT, 0x4000, "weight")
+    story.tensor(Fact.GRADIENT, 0x4000, 40, "weight")
     story.end()
     told = story.recording()
     (weight,) = (replace(record, model="(model)") for record in told.parameters)

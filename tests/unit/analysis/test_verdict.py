@@ -1,7 +1,5 @@
 """The verdict on crafted recordings: what no evidence explains is a residual, never a term."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,8 +19,7 @@ Extra = Callable[[Story], None]
 def gradients(story: Story, **elements: int) -> None:
     """A float32 gradient for each parameter."""
     for number, (name, count) in enumerate(elements.items()):
-        story.alloc(0x20000 + number, 4 * count)
-        story.fact(Fact.GRADIENT, 0x20000 + number, name, dtype="float32")
+        story.tensor(Fact.GRADIENT, 0x20000 + number, 4 * count, name, dtype="float32")
 
 
 def nothing(story: Story) -> None:
@@ -34,25 +31,20 @@ def told(extra: Extra = nothing, *, optimizer: str = "AdamW", half: bool = False
     story = Story()
     story.parameter(0x1000, "up.weight", 100)
     story.parameter(0x2000, "down.weight", 50)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     for address, name, size in ((0x3000, "up.weight", 200), (0x4000, "down.weight", 100)):
-        story.alloc(address, size)
-        story.fact(Fact.CAST_COPY, address, name, dtype="bfloat16")
+        story.tensor(Fact.CAST_COPY, address, size, name, dtype="bfloat16")
         story.fact(Fact.SAVED, address, "aten::mm")
     extra(story)
     story.enter(Phase.BACKWARD)
     for address, name, size in ((0x5000, "up.weight", 400), (0x6000, "down.weight", 200)):
-        story.alloc(address, size)
-        story.fact(Fact.GRADIENT, address, name, dtype="float32")
+        story.tensor(Fact.GRADIENT, address, size, name, dtype="float32")
     story.free(0x3000, 0x4000)
     story.enter(Phase.OPTIMIZER)
     for address, name, size in ((0x7000, "up.weight", 400), (0x8000, "down.weight", 200)):
         for number, key in enumerate(("exp_avg", "exp_avg_sq")):
-            story.alloc(address + number, size)
-            story.fact(Fact.OPTIMIZER_STATE, address + number, f"{key} of {name}")
-    story.enter(Phase.BETWEEN)
-    story.end()
+            story.tensor(Fact.OPTIMIZER_STATE, address + number, size, f"{key} of {name}")
+    story.end(Phase.BETWEEN)
     recording = story.recording()
     parameters = tuple(replace(record, optimizer=0) for record in recording.parameters)
     record = OptimizerRecord(class_name=optimizer, implementation="for-loop")
@@ -128,20 +120,17 @@ def test_half_weights_by_their_masters_and_gradients(
     """A gradient is said by the bytes of its elements."""
     story = Story()
     for number, count in enumerate(elements):
-        story.alloc(0x1000 + number, 2 * count)
-        story.fact(Fact.PARAMETER, 0x1000 + number, "ab"[number], dtype="bfloat16")
+        story.tensor(Fact.PARAMETER, 0x1000 + number, 2 * count, "ab"[number], dtype="bfloat16")
         if masters:
-            story.alloc(0x2000 + number, 4 * count)
-            story.fact(Fact.MASTER_COPY, 0x2000 + number, "ab"[number], dtype="float32")
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+            story.tensor(Fact.MASTER_COPY, 0x2000 + number, 4 * count, "ab"[number], dtype="float32")
+    story.begin(0, Phase.BACKWARD)
     for number, sizes in enumerate(gradients):
         for size in sizes:
             address = 0x3000 + 0x100 * size + number
-            story.alloc(address, size * elements[number])
-            story.fact(Fact.GRADIENT, address, "ab"[number], dtype={2: "bfloat16", 4: "float32"}[size])
-    story.enter(Phase.BETWEEN)
-    story.end()
+            story.tensor(
+                Fact.GRADIENT, address, size * elements[number], "ab"[number], dtype={2: "bfloat16", 4: "float32"}[size]
+            )
+    story.end(Phase.BETWEEN)
     parameters = tuple(
         ParameterRecord(name=name, elements=count, bytes=2 * count, dtype="bfloat16", trainable=True)
         for name, count in zip("ab", elements, strict=True)
@@ -152,8 +141,7 @@ def test_half_weights_by_their_masters_and_gradients(
 def test_a_model_without_elements_has_no_bytes_for_each() -> None:
     story = Story()
     story.parameter(0x1000, "empty", 0)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story.begin(0, Phase.BACKWARD)
     story.end()
     found = verdict(story.recording())
     assert (found.recipe.bytes_per_param, found.recipe.peak_bytes_per_param) == (16, 18), "what the recipe says"
@@ -177,17 +165,13 @@ def test_states_are_in_the_type_of_what_the_optimizer_updates(
 ) -> None:
     story = Story()
     story.parameter(0x1000, "a", 100)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story.begin(0, Phase.BACKWARD)
     gradients(story, a=100)
     story.enter(Phase.OPTIMIZER)
-    story.alloc(0x2000, 800)
-    story.fact(Fact.MASTER_COPY, 0x2000, "a", dtype=master)
+    story.tensor(Fact.MASTER_COPY, 0x2000, 800, "a", dtype=master)
     for number, key in enumerate(("exp_avg", "exp_avg_sq")):
-        story.alloc(0x3000 + number, 100 * state)
-        story.fact(Fact.OPTIMIZER_STATE, 0x3000 + number, f"{key} of a")
-    story.enter(Phase.BETWEEN)
-    story.end()
+        story.tensor(Fact.OPTIMIZER_STATE, 0x3000 + number, 100 * state, f"{key} of a")
+    story.end(Phase.BETWEEN)
     recording = story.recording(arm=FP32)
     (record,) = recording.parameters
     parameters = (replace(record, optimizer=0, bytes=100 * itemsize),)
@@ -211,8 +195,7 @@ def test_state_that_is_to_come_is_that_of_the_whole_parameter(
 ) -> None:
     story = Story()
     story.parameter(0x1000, "a", 100)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story.begin(0, Phase.BACKWARD)
     story.end()
     recording = story.recording(arm=FP32)
     (record,) = recording.parameters
@@ -230,8 +213,7 @@ def test_state_that_is_to_come_is_that_of_the_whole_parameter(
 
 def extra(fact: Fact, size: int, name: str, dtype: str = "") -> Extra:
     def add(story: Story) -> None:
-        story.alloc(0x9000, size)
-        story.fact(fact, 0x9000, name, dtype=dtype)
+        story.tensor(fact, 0x9000, size, name, dtype=dtype)
 
     return add
 
@@ -278,34 +260,20 @@ def test_a_parameter_of_another_size_than_its_record_is_not_as_told() -> None:
     assert residuals(replace(recording, parameters=parameters))
 
 
-EXPLAINED: list[tuple[Extra, str, str, int]] = [
-    (
-        extra(Fact.OPTIMIZER_STATE, 4, "step of up.weight"),
-        "optimizer_state",
-        "scalars of the optimizer: step",
-        4,
-    ),
-    (
-        extra(Fact.OPTIMIZER_STATE, 64, "rows of up.weight"),
-        "optimizer_state",
-        "state that the rule does not have: rows",
-        64,
-    ),
-    (extra(Fact.OPTIMIZER_STATE, 64, "table"), "optimizer_state", "state that the rule does not have: table", 64),
-    (extra(Fact.MASTER_COPY, 400, "up.weight"), "master_copies", "more master copies than the rule expects", 400),
-    (extra(Fact.GRADIENT, 200, "up.weight"), "gradients", "more than one gradient of a parameter is alive", 200),
-    (
-        extra(Fact.CAST_COPY, 200, "up.weight"),
-        "cast_copies",
-        "copies that the cache still holds: the autocast region has not ended",
-        200,
-    ),
+CACHED = "copies that the cache still holds: the autocast region has not ended"
+EXPLAINED: list[tuple[Fact, int, str, str, str]] = [
+    (Fact.OPTIMIZER_STATE, 4, "step of up.weight", "optimizer_state", "scalars of the optimizer: step"),
+    (Fact.OPTIMIZER_STATE, 64, "rows of up.weight", "optimizer_state", "state that the rule does not have: rows"),
+    (Fact.OPTIMIZER_STATE, 64, "table", "optimizer_state", "state that the rule does not have: table"),
+    (Fact.MASTER_COPY, 400, "up.weight", "master_copies", "more master copies than the rule expects"),
+    (Fact.GRADIENT, 200, "up.weight", "gradients", "more than one gradient of a parameter is alive"),
+    (Fact.CAST_COPY, 200, "up.weight", "cast_copies", CACHED),
 ]
 
 
-@pytest.mark.parametrize(("add", "name", "why", "size"), EXPLAINED)
-def test_what_evidence_explains_is_named(add: Extra, name: str, why: str, size: int) -> None:
-    recording = told(add)
+@pytest.mark.parametrize(("fact", "size", "memory", "name", "why"), EXPLAINED)
+def test_what_evidence_explains_is_named(fact: Fact, size: int, memory: str, name: str, why: str) -> None:
+    recording = told(extra(fact, size, memory))
     assert residuals(recording) == {}
     assert terms(recording, "after_optimizer", name) == {why: size}
     (term,) = component(recording, "after_optimizer", name).terms
@@ -314,8 +282,7 @@ def test_what_evidence_explains_is_named(add: Extra, name: str, why: str, size: 
 
 def test_an_earlier_memory_of_a_parameter() -> None:
     def moved(story: Story) -> None:
-        story.alloc(0x9000, 400)
-        story.fact(Fact.PARAMETER, 0x9000, "up.weight", dtype="float32")
+        story.tensor(Fact.PARAMETER, 0x9000, 400, "up.weight", dtype="float32")
 
     why = "earlier memory of a parameter that is still alive"
     assert terms(told(moved), "after_forward", "parameters") == {why: 400}
@@ -337,16 +304,14 @@ def test_states_in_one_flat_buffer() -> None:
     story = Story()
     for address, name, elements in ((0x1000, "a", 100), (0x2000, "b", 50)):
         story.parameter(address, name, elements)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story.begin(0, Phase.BACKWARD)
     gradients(story, a=100, b=50)
     story.enter(Phase.OPTIMIZER)
     story.alloc(0x3000, 1250)
     for key in ("exp_avg", "exp_avg_sq"):
         for name in ("a", "b"):
             story.fact(Fact.OPTIMIZER_STATE, 0x3000, f"{key} of {name}")
-    story.enter(Phase.BETWEEN)
-    story.end()
+    story.end(Phase.BETWEEN)
     recording = story.recording(arm=FP32)
     assert residuals(recording) == {}
     why = "memory around states that are views of a larger buffer"
@@ -355,10 +320,8 @@ def test_states_in_one_flat_buffer() -> None:
 
 def test_copies_made_again_and_copies_of_views() -> None:
     def again(story: Story) -> None:
-        story.alloc(0x9000, 200)
-        story.fact(Fact.CAST_COPY, 0x9000, "up.weight")
-        story.alloc(0xA000, 60)
-        story.fact(Fact.CAST_COPY, 0xA000, "down.weight")
+        story.tensor(Fact.CAST_COPY, 0x9000, 200, "up.weight")
+        story.tensor(Fact.CAST_COPY, 0xA000, 60, "down.weight")
         story.fact(Fact.VIEW_CAST, 0xA000, "down.weight")
 
     assert terms(told(again), "after_forward", "cast_copies") == {
@@ -404,18 +367,14 @@ def test_an_unknown_optimizer_is_taken_as_it_is_seen(sizes: tuple[int, int]) -> 
     story = Story()
     for address, name, elements in ((0x1000, "a", 100), (0x2000, "b", 50), (0x2500, "tiny", 2)):
         story.parameter(address, name, elements)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story.begin(0, Phase.BACKWARD)
     gradients(story, a=100, b=50, tiny=2)
     story.enter(Phase.OPTIMIZER)
     per_element = sizes[0] // 100
     for number, (name, size) in enumerate((("a", sizes[0]), ("b", sizes[1]), ("tiny", 2 * per_element))):
-        story.alloc(0x3000 + number, size)
-        story.fact(Fact.OPTIMIZER_STATE, 0x3000 + number, f"m of {name}")
-        story.alloc(0x4000 + number, 4)
-        story.fact(Fact.OPTIMIZER_STATE, 0x4000 + number, f"step of {name}")
-    story.enter(Phase.BETWEEN)
-    story.end()
+        story.tensor(Fact.OPTIMIZER_STATE, 0x3000 + number, size, f"m of {name}")
+        story.tensor(Fact.OPTIMIZER_STATE, 0x4000 + number, 4, f"step of {name}")
+    story.end(Phase.BETWEEN)
     recording = story.recording(arm=FP32)
     parameters = tuple(replace(record, optimizer=0) for record in recording.parameters)
     record = OptimizerRecord(class_name="Mine", implementation="for-loop")
@@ -430,8 +389,7 @@ def test_an_unknown_optimizer_is_taken_as_it_is_seen(sizes: tuple[int, int]) -> 
 def test_there_is_no_verdict_without_a_backward() -> None:
     story = Story()
     story.parameter(0x1000, "a", 100)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     story.end()
     assert analyse(story.recording()).verdict is None
 

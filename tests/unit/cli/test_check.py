@@ -1,18 +1,18 @@
 """``ampmem check`` on recordings and summaries: exit codes, messages, baselines written anew, and GitHub."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 from build import RUN, write
 from checked import MIB, run
-from command_line import ampmem_here, refused
+from command_line import ampmem_here, refused, transcript
+from golden_sections import Golden
 
 import ampmem
 from ampmem.analysis.budgets.check import check_schema
@@ -43,70 +43,51 @@ def of_rank(recording: Recording, rank: int) -> Recording:
     return replace(recording, run=replace(RUN, rank=rank, world_size=2))
 
 
-def test_exit_codes_and_the_answer_first(tmp_path: Path, now: Path) -> None:
-    code, output, errors = ampmem_here(tmp_path, "check", "now.ampmem", "--budget", "peak=8MiB")
-    assert (code, errors) == (0, "") and output.startswith("now.ampmem: kept: peak, 4.0 MiB of 8.0 MiB\n")
-    code, output, errors = ampmem_here(tmp_path, "check", "--budget", "peak=1MiB", "now.ampmem")
-    assert (code, errors) == (1, "") and output.startswith("now.ampmem: broken: peak 4.0 MiB, 3.0 MiB over its budget")
-    assert "/repo/net.py:7 Net.forward" in output
+def test_exit_codes_and_the_answer_first(tmp_path: Path, now: Path, golden: Golden) -> None:
+    budgets = ["--budget", "peak=8MiB"], ["--budget", "peak=1MiB"]
+    golden(transcript(tmp_path, *(["check", *budget, "now.ampmem"] for budget in budgets)))
 
 
-def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path) -> None:
+def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path, golden: Golden) -> None:
     with closing(sqlite3.connect(now)) as database, database:
         database.execute("UPDATE meta SET value = '{\"ended\": false}' WHERE key = 'ended'")
-    code, output, _ = ampmem_here(tmp_path, "check", "now.ampmem", "--budget", "peak=8MiB")
-    assert code == 1 and output.startswith("now.ampmem: not judged: the recording has no end")
     write(tmp_path / "none.ampmem", replace(run(), steps=()))
-    code, output, _ = ampmem_here(tmp_path, "check", "none.ampmem", "--budget", "peak=8MiB")
-    assert code == 1 and output.startswith("none.ampmem: not judged: nothing to show: no step ended")
+    files = ("now.ampmem", "none.ampmem")
+    golden(transcript(tmp_path, *(["check", file, "--budget", "peak=8MiB"] for file in files)))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["now.ampmem", "--budget", "paek=1"], "unknown budget 'paek'; did you mean 'peak'?"),
-        (["now.ampmem", "--allow", "1%"], "ampmem: --allow needs --baseline\n"),
-        (["now.ampmem", "--update-baseline"], "--update-baseline needs --baseline, the file to write"),
-        (["now.ampmem", "--baseline", "none.ampmem"], "none.ampmem does not exist; --update-baseline writes it"),
-        (
-            ["now.ampmem", "--device", "sim", "--budget", "peak=1"],
-            "--device is for running a script, and files are given",
-        ),
-        (["none.ampmem", "--budget", "peak=1"], "none.ampmem does not exist"),
-        (["train.py"], "no budget and no baseline given for train.py; give --budget peak=20GiB"),
-        (
-            ["train.py", "--budget=peak=1"],
-            "arguments after the script are the script's own: write --budget before the script",
-        ),
-        (["--budget", "peak=1", "none.py"], "none.py"),
-        (["now.ampmem", "--budget", "modules.encoder=1"], "modules.encoder: say what to limit in the module"),
-        (["--baseline", "none.ampmem", "train.py"], "none.ampmem does not exist; --update-baseline writes it"),
-    ],
-)
-def test_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path, now: Path) -> None:
+def test_wrong_use_is_one_line(tmp_path: Path, now: Path, golden: Golden) -> None:
     (tmp_path / "train.py").touch()
-    assert said in refused(tmp_path, "check", *arguments)
-
-
-def test_a_cpu_run_against_a_gpus_baseline_is_wrong_use(tmp_path: Path, now: Path) -> None:
-    write(tmp_path / "gpu.ampmem", replace(run(), run=replace(RUN, source=SourceKind.SIMULATED, device_type="cuda")))
-    said = refused(tmp_path, "check", "now.ampmem", "--baseline", "gpu.ampmem")
-    assert "the baseline gpu.ampmem was recorded on a simulated a CPU, and now.ampmem on the CPU: devices" in said
+    gpu = replace(RUN, source=SourceKind.SIMULATED, device_type="cuda")
+    write(tmp_path / "gpu.ampmem", replace(run(), run=gpu))
+    wrong = (
+        "now.ampmem --budget paek=1",
+        "now.ampmem --allow 1%",
+        "now.ampmem --update-baseline",
+        "now.ampmem --baseline none.ampmem",
+        "now.ampmem --baseline gpu.ampmem",
+        "now.ampmem --device sim --budget peak=1",
+        "none.ampmem --budget peak=1",
+        "train.py",
+        "train.py --budget=peak=1",
+        "--budget peak=1 none.py",
+        "now.ampmem --budget modules.encoder=1",
+        "--baseline none.ampmem train.py",
+    )
+    golden(transcript(tmp_path, *(["check", *arguments.split()] for arguments in wrong)))
 
 
 @pytest.mark.parametrize("device", [("--device", "sim"), ()], ids=" ".join)
 def test_that_the_baseline_is_of_another_gpu_is_said_before_the_script_runs(
-    tmp_path: Path, device: tuple[str, ...]
+    tmp_path: Path, device: tuple[str, ...], golden: Golden
 ) -> None:
     gpu = replace(RUN, source=SourceKind.SIMULATED, device_type="cuda", device_name="NVIDIA A40")
     write(tmp_path / "main.ampmem", replace(run(), run=gpu))
     (tmp_path / "train.py").write_text("raise SystemExit(9)")
     said = refused(tmp_path, "check", *device, "--gpu", "h100", "--baseline", "main.ampmem", "train.py")
-    *before, said = said.splitlines()
-    assert said.startswith(
-        "ampmem: the baseline main.ampmem was recorded on a simulated NVIDIA A40, and train.py on a simulated "
-    )
+    *before, answer = said.splitlines()
     assert len(before) == (0 if device else 1)  # that --gpu alone simulates one
+    golden(answer)
 
 
 def test_the_budgets_of_a_recording_are_those_of_its_script(tmp_path: Path) -> None:
@@ -316,13 +297,11 @@ def test_a_profile_and_a_summary_are_runs_in_python(now: Path, main: Path) -> No
         ampmem.check({})  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_meant_in_python_is_said(now: Path, main: Path) -> None:
-    with pytest.raises(UsageError, match=r"'0\.01' is neither a share"):
-        ampmem.check(now, baseline=main, allow=0.01)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="allow needs baseline"):
-        ampmem.check(now, allow="1%")
-    with pytest.raises(UsageError, match="budgets must be a mapping"):
-        ampmem.check(now, budgets=["peak=1"])  # type: ignore[arg-type]
+@pytest.mark.parametrize("given", [{"baseline": True, "allow": 0.01}, {"allow": "1%"}, {"budgets": ["peak=1"]}])
+def test_what_cannot_be_meant_in_python_is_said(now: Path, main: Path, given: dict[str, Any], golden: Golden) -> None:
+    with pytest.raises(UsageError) as error:
+        ampmem.check(now, **given | ({"baseline": main} if "baseline" in given else {}))
+    golden(str(error.value))
 
 
 def test_a_step_of_a_workflow_gets_a_table_and_annotations(

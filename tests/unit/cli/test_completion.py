@@ -1,7 +1,5 @@
 """``ampmem completion``: its script, run by a shell, completes what can be typed, and quickly."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """``ampmem diff``: what is printed, what is taken for a side, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +8,8 @@ import jsonschema
 import pytest
 from build import write
 from changed_code import Code, run_of
-from command_line import ampmem_here, refused
+from command_line import ampmem_here, refused, transcript
+from golden_sections import Golden
 from jobs import rank_recording
 
 import ampmem
@@ -37,43 +36,19 @@ def printed(folder: Path, *arguments: str) -> str:
     return stdout
 
 
-def test_the_answer_comes_first_and_the_changes_have_their_lines(folder: Path) -> None:
-    assert (
-        printed(folder, "a.ampmem", "b.ampmem")
-        == """\
-The peak grew from 8.3 KiB to 12.3 KiB, +4.0 KiB, nearly all of it activations.
-
-at the peak   before     after    change
------------  -------  --------  --------
-activations  8.0 KiB  12.0 KiB  +4.0 KiB
-parameters     300 B     300 B         -
-inputs           8 B      16 B      +8 B
-total        8.3 KiB  12.3 KiB  +4.0 KiB
-
-what changed
-
-  change         before    after  category     what
---------  ----  -------  -------  -----------  --------------
-+4.0 KiB  grew  4.0 KiB  8.0 KiB  activations  mm in layers.1
-    at /home/me/repo/net.py:31 Net.forward; uint8 [8192], was uint8 [4096]
-    +8 B  grew      8 B     16 B  inputs       not known
-
-The 2 changes add up to +4.0 KiB; residual 0 B.
-"""
+def test_what_is_printed(folder: Path, golden: Golden) -> None:
+    (folder / "main.json").write_text(summarize(run_of(BEFORE)).to_json())
+    (folder / "list.json").write_text(f"[{summarize(run_of(BEFORE)).to_json()}]")
+    given = (
+        "a.ampmem b.ampmem",
+        "a.ampmem a.ampmem",
+        "a.ampmem b.ampmem --category activations",
+        "a.ampmem b.ampmem --top 1",
+        "a.ampmem b.ampmem --top 1 --all",
+        "main.json b.ampmem",
+        "list.json b.ampmem",
     )
-
-
-def test_no_difference_is_said(folder: Path) -> None:
-    said = printed(folder, "a.ampmem", "a.ampmem")
-    assert said == "No difference: the peak is 8.3 KiB in both; the allocations are the same.\n"
-
-
-def test_one_category_and_fewer_changes(folder: Path) -> None:
-    said = printed(folder, "a.ampmem", "b.ampmem", "--category", "activations")
-    assert said.startswith("The maximum of activations grew from 8.0 KiB to 12.0 KiB, +4.0 KiB.\n")
-    assert "inputs" not in said
-    assert "… and 1 smaller: +8 B" in printed(folder, "a.ampmem", "b.ampmem", "--top", "1")
-    assert "smaller" not in printed(folder, "a.ampmem", "b.ampmem", "--top", "1", "--all")
+    golden(transcript(folder, *(["diff", *arguments.split()] for arguments in given)))
 
 
 def test_as_json_and_its_schema(folder: Path) -> None:
@@ -89,15 +64,6 @@ def test_in_python_it_is_the_same(folder: Path) -> None:
     assert [change.grown for change in found.changes] == [4096, 8]
 
 
-def test_the_json_of_a_summary_is_a_side(folder: Path) -> None:
-    (folder / "main.json").write_text(summarize(run_of(BEFORE)).to_json())
-    said = printed(folder, "main.json", "b.ampmem")
-    assert "main.json is a summary, without single allocations: the changes are those of whole categories." in said
-    assert "The 2 changes add up to +4.0 KiB; residual 0 B." in said
-    (folder / "list.json").write_text(f"[{summarize(run_of(BEFORE)).to_json()}]")
-    assert printed(folder, "list.json", "b.ampmem").splitlines()[0] == said.splitlines()[0]
-
-
 def test_of_a_job_the_worst_rank_is_compared(folder: Path) -> None:
     for job, sizes in (("old", (100, 300)), ("new", (500, 200))):
         for rank, size in enumerate(sizes):
@@ -111,21 +77,20 @@ def test_of_a_job_the_worst_rank_is_compared(folder: Path) -> None:
     assert alone["conditions"] == [] and alone["after"] - alone["before"] == 400 * 1024
 
 
-def test_what_is_refused_is_said_in_one_line(folder: Path) -> None:
+def test_what_is_refused_is_said_in_one_line(folder: Path, golden: Golden) -> None:
     (folder / "odd.json").write_text('{"schema": "ampmem.fit/1"}')
     (folder / "two.json").write_text(ampmem_here(folder, "show", "--json", "a.ampmem", "b.ampmem")[1])
     (folder / "text.ampmem").write_text("hello")
-    assert "a.ampmem" not in refused(folder, "diff", "gone.ampmem", "a.ampmem")
-    assert refused(folder, "diff", "a.ampmem").startswith("ampmem: diff compares two runs, not 1: ")
-    assert refused(folder, "diff", "a.ampmem", "b.ampmem", "a.ampmem").startswith(
-        "ampmem: diff compares two runs, not 3"
+    wrong = (
+        "gone.ampmem a.ampmem",
+        "a.ampmem",
+        "a.ampmem b.ampmem a.ampmem",
+        "two.json a.ampmem",
+        "odd.json a.ampmem",
+        "text.ampmem a.ampmem",
     )
-    assert "has 2 summaries" in refused(folder, "diff", "two.json", "a.ampmem")
+    golden(transcript(folder, *(["diff", *arguments.split()] for arguments in wrong)))
     assert "'nonsense' is not one of" in refused(folder, "diff", "a.ampmem", "b.ampmem", "--category", "nonsense")
-    for name, said in (("odd.json", "is not a summary of this version"), ("text.ampmem", "is not an ampmem recording")):
-        code, stdout, stderr = ampmem_here(folder, "diff", name, "a.ampmem")
-        assert (code, stdout) == (1, "")
-        assert said in stderr and len(stderr.splitlines()) == 1
 
 
 def test_a_page_is_not_replaced_unasked(folder: Path) -> None:

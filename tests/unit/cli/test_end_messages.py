@@ -1,7 +1,5 @@
 """What is said once a script has ended."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

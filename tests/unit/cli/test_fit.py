@@ -1,9 +1,6 @@
 """``ampmem fit`` without a run: the search over made-up peaks, its conclusions, and how the argument is given."""
 
-from __future__ import annotations
-
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +10,7 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from golden_sections import Golden
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -70,7 +68,7 @@ def result(points: dict[str, dict[int, Memory | None]], varied: Vary) -> FitResu
     return fit_result(points, script="train.py", vary=varied, gpu="a GPU", total=TOTAL, steps=2, notes=("a note",))
 
 
-def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into() -> None:
+def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into(golden: Golden) -> None:
     """Of 97 KiB the process may use 50,000 bytes: by a straight line through two runs that is the value of 25."""
     points: dict[int, Memory | None] = {
         value: Memory(allocated=size, reserved=size, used=size + OUTSIDE, allowed=50_000)
@@ -78,13 +76,10 @@ def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into() -
     }
     assert next_to_fit({**points, 40: None}, vary(1, 40), TOTAL) == 25
     found = result({"fp32": {**points, 26: None}}, vary(1, 40))
-    text = " ".join(render_fit_result(found).split())
-    assert "; the script lets this process use 48.8 KiB of it" in text
-    assert "--batch-size=2 fits (the allocator takes 3.9 of 48.8 KiB that the script lets this process use)" in text
+    golden(render_fit_result(found))
     view = fit_view(found)
-    assert view.capacity == view.may == 50_000
-    assert "and the script lets this process use 48.8 KiB: the allocator can take 48.8 KiB." in view.room
-    assert found.gpu.allowed == 50_000
+    assert view.capacity == view.may == found.gpu.allowed == 50_000
+    golden(view.room, "room")
 
 
 steps_up = st.lists(st.integers(0, 3000), min_size=2, max_size=300)
@@ -220,7 +215,7 @@ def test_the_break_even_point_is_bracketed_by_neighbours(saved: int, copies: int
     assert sum(map(len, points.values())) <= 2 * (8 + 8)
 
 
-def test_peaks_that_are_out_of_order_end_the_search_and_are_told() -> None:
+def test_peaks_that_are_out_of_order_end_the_search_and_are_told(golden: Golden) -> None:
     odd = {6, 7, 11}
 
     def peak(value: int) -> int:
@@ -234,7 +229,7 @@ def test_peaks_that_are_out_of_order_end_the_search_and_are_told() -> None:
         assert set(arm.gaps) == odd & set(arm.memory)
     (against,) = found.break_even
     assert against.verdict is SavingVerdict.REVERSED
-    assert "allocates less at --batch-size=1 (-100 B), but more at 20 (+100 B)" in render_fit_result(found)
+    golden(render_fit_result(found))
 
 
 def test_the_curve_has_as_many_values_as_asked_for() -> None:
@@ -249,30 +244,19 @@ def test_the_curve_has_as_many_values_as_asked_for() -> None:
     assert sum(map(len, searched(arms, vary(1, 300), curve=0).values())) <= 12
 
 
-def test_nothing_more_is_run_when_the_smallest_value_does_not_fit() -> None:
+def test_nothing_more_is_run_when_the_smallest_value_does_not_fit(golden: Golden) -> None:
     points = searched({"fp32": lambda value: TOTAL, "amp": lambda value: 9}, vary(4, 8), curve=5)
     assert set(points["fp32"]) == {4}
-    found = result(points, vary(4, 8))
-    text = render_fit_result(found)
-    assert "fp32: --batch-size=4 does not fit; nothing smaller was run" in text
-    assert "amp: --batch-size=8 fits (521 B of 97.7 KiB); nothing larger was run" in text
-    assert "amp: no value fits in both" in text
-    assert "amp: the peak is the same at --batch-size=4 and at 8: does the script use --batch-size" in text
+    golden(render_fit_result(result(points, vary(4, 8))))
     assert next_to_fit(points["fp32"], vary(4, 8), TOTAL) is None
 
 
-def test_the_text_and_the_json_say_what_was_run() -> None:
+def test_the_text_and_the_json_say_what_was_run(golden: Golden) -> None:
     arms = {"fp32": lambda value: 1000 * value, "amp": lambda value: 3500 + 100 * value}
     points = searched(arms, vary(1, 64))
     points["amp"][64] = Memory(allocated=9900, reserved=9900, used=99_000, highest=TOTAL + 1024, surely=False)
     found = result(points, vary(1, 64))
-    text = render_fit_result(found)
-    assert max(map(len, text.splitlines())) <= 100
-    assert "fp32: --batch-size=64 fits (63.0 of 97.7 KiB); nothing larger was run" in text
-    assert "amp: --batch-size=4 fits (4.3 of 97.7 KiB), 64 may fit (96.7 to 98.7 of 97.7 KiB); nothing larger" in text
-    assert "9.7 KiB, may not fit" in text
-    assert "amp: allocates more at --batch-size=3 (+0.8 KiB), less at 4 (-100 B)" in text
-    assert text.endswith("note: a note")
+    golden(render_fit_result(found))
     document = json.loads(found.to_json())
     jsonschema.Draft202012Validator(fit_schema()).validate(document)
     assert document["schema"] == SCHEMA == "ampmem.fit/1"
@@ -305,7 +289,7 @@ def maybe(peak: int, unknown: int) -> Memory | None:
     return known and replace(known, highest=most, surely=most <= TOTAL)
 
 
-def test_the_boundary_is_of_what_surely_fits_and_what_may_fit_is_told() -> None:
+def test_the_boundary_is_of_what_surely_fits_and_what_may_fit_is_told(golden: Golden) -> None:
     points: dict[str, dict[int, Memory | None]] = {"amp": {}}
     while following := wanted(points, vary(1, 256), total=TOTAL, curve=0):
         for arm, value in following:
@@ -314,101 +298,68 @@ def test_the_boundary_is_of_what_surely_fits_and_what_may_fit_is_told() -> None:
     found = result(points, vary(1, 256))
     (arm,) = found.arms
     assert (arm.largest_fitting, arm.smallest_not_fitting, arm.largest_that_may_fit) == (79, 80, 90)
-    text = " ".join(render_fit_result(found).split())
-    assert "amp: --batch-size=79 fits (77.6 to 97.2 of 97.7 KiB), 90 may fit (88.4 to 107.9 of 97.7 KiB), 256" in text
+    golden(render_fit_result(found))
     document = json.loads(found.to_json())
     assert [document["arms"][0][name] for name in ("largest_fitting", "largest_that_may_fit")] == [79, 90]
     said = {point["value"]: (point["fits"], point["may_fit"]) for point in document["arms"][0]["points"]}
     assert [said[79], said[90], said[256]] == [(True, True), (False, True), (False, False)]
 
 
-def test_where_nothing_surely_fits_that_is_told() -> None:
-    text = render_fit_result(result({"fp32": {4: maybe(90_000, 20_000)}}, vary(4, 8)))
-    assert "fp32: --batch-size=4 may fit (88.4 to 107.9 of 97.7 KiB), no value that was run surely fits" in text
+FP32: dict[int, Memory | None] = {1: memory(900), 2: memory(2000)}
+AMP: dict[int, Memory | None] = {1: memory(800), 2: memory(900)}
+# The baseline was run with further values, to find where another precision saves.
+FURTHER = {
+    "fp32": {**FP32, 3: memory(3000)},
+    "amp": {1: memory(800), 3: memory(900)},
+    "as-is": {1: memory(900), 3: memory(3000)},
+}
+NEARLY = Memory(allocated=90_000, reserved=99_000, used=99_999)
+LESS = {
+    "fp32": {1: Memory(allocated=9000, reserved=20_000, used=20_512)},
+    "amp": {1: Memory(allocated=8000, reserved=30_000, used=30_512)},
+}
+RESULTS: dict[str, tuple[Mapping[str, dict[int, Memory | None]], Vary]] = {
+    "nothing surely fits": ({"fp32": {4: maybe(90_000, 20_000)}}, vary(4, 8)),
+    "sizes that nearly fill the GPU": ({"fp32": {4: NEARLY, 5: None}}, vary(1, 64)),
+    "the same peaks": ({"fp32": FP32, "amp": AMP, "amp-nocache": AMP}, vary(1, 2)),
+    "the same peaks but one": ({"fp32": FP32, "amp": AMP, "amp-nocache": {**AMP, 2: None}}, vary(1, 2)),
+    "the same numbers once": (FURTHER, vary(1, 3)),
+    "the same so far": ({**FURTHER, "as-is": {1: memory(900)}}, vary(1, 3)),
+    "one unit a column": ({"amp": {1: memory(300), 2: memory(900), 8: memory(90_000)}}, vary(1, 8)),
+    "an argument by its place": (
+        {"amp": {8: memory(2000), 9: None}},
+        varied_arguments([], ["data", "--vary", "1:64"]).vary,
+    ),
+    "nothing fits": ({"fp32": {1: None}, "amp": {1: None}, "amp-nocache": {1: None}}, vary(1, 8)),
+    "less allocated and more reserved": (LESS, vary(1, 1)),
+    "one run": ({"fp32": {1: memory(9)}}, vary(1, 1)),
+}
 
 
-def test_sizes_that_nearly_fill_the_gpu_are_told_apart_from_it() -> None:
-    nearly = Memory(allocated=90_000, reserved=99_000, used=99_999)
-    found = result({"fp32": {4: nearly, 5: None}}, vary(1, 64))
-    assert "fp32: --batch-size=4 fits (97.655 of 97.656 KiB), 5 does not" in render_fit_result(found)
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_a_search_says(name: str, golden: Golden) -> None:
+    points, varied = RESULTS[name]
+    found = result(dict(points), varied)
+    text = render_fit_result(found)
+    golden(text)
+    assert max(map(len, text.splitlines())) <= 100
+    view = fit_view(found)
+    assert all(line in " ".join(text.split()) for line in view.break_even)
+    assert [curve.label for curve in view.curves] == list(dict.fromkeys(points)) or "same" in text
 
 
-def test_an_arm_with_the_peaks_of_another_is_told_to_be_the_same() -> None:
-    fp32, amp = {1: memory(900), 2: memory(2000)}, {1: memory(800), 2: memory(900)}
-    found = result({"fp32": fp32, "amp": amp, "amp-nocache": dict(amp)}, vary(1, 2))
-    assert render_fit_result(found).count("amp-nocache: the same as amp\n") == 2
-    other = result({"fp32": fp32, "amp": amp, "amp-nocache": {**amp, 2: None}}, vary(1, 2))
-    assert "the same" not in render_fit_result(other)
-
-
-def test_the_same_numbers_are_shown_once() -> None:
-    """The baseline was run with further values, to find where another arm saves."""
-    fp32 = {1: memory(900), 2: memory(2000), 3: memory(3000)}
-    points = {"fp32": fp32, "amp": {1: memory(800), 3: memory(900)}, "as-is": {1: fp32[1], 3: fp32[3]}}
-    text = render_fit_result(result(points, vary(1, 3)))
-    assert text.count("as-is: the same as fp32\n") == 2
-    head = text[text.index("peak of each run") : text.index("what fits")].splitlines()
-    assert head[2].split() == ["fp32,", "as-is", "amp"]
-    assert head[3].split() == ["--batch-size", "allocated", "reserved", "allocated", "reserved"]
-    searched_further = {**points, "as-is": {1: fp32[1]}}  # it may still come to another end
-    assert "the same" not in render_fit_result(result(searched_further, vary(1, 3)))
+def test_a_gpu_that_is_named_by_its_size_is_told_once(golden: Golden) -> None:
+    found = result({"fp32": {1: memory(9)}}, vary(1, 1))
+    golden(render_fit_result(replace(found, gpu=replace(found.gpu, name="100kB"))))
 
 
 def test_what_is_in_use_and_what_there_is_have_one_unit() -> None:
     assert of_whole(3 * 1024**3, 826 * 1024**2, 1638 * 1024**2) == "0.8 to 1.6 of 3.0 GiB"
 
 
-def test_a_column_has_one_unit() -> None:
-    text = render_fit_result(result({"amp": {1: memory(300), 2: memory(900), 8: memory(90_000)}}, vary(1, 8)))
-    rows = [line.split() for line in text.splitlines() if re.match(" +[0-9]+ ", line)]
-    assert rows == [
-        ["1", "0.3", "KiB", "0.3", "KiB"],
-        ["2", "0.9", "KiB", "0.9", "KiB"],
-        ["8", "87.9", "KiB", "87.9", "KiB"],
-    ]
-
-
-def test_a_positional_argument_is_called_by_its_place() -> None:
-    varied = varied_arguments([], ["data", "--vary", "1:64"]).vary
-    text = render_fit_result(result({"amp": {8: memory(2000), 9: None}}, varied))
-    assert "varied  argument 2 from 1 to 64" in text
-    assert "amp: argument 2 = 8 fits (2.5 of 97.7 KiB), 9 does not" in text
-
-
 def test_the_scripts_own_precision_is_tried_too() -> None:
     (arms,) = [param.default for param in fit.params if param.name == "arms"]
     assert arms == "fp32,amp,amp-nocache,as-is"
-
-
-def test_where_nothing_fits_no_peak_is_told_to_be_the_same() -> None:
-    points: dict[str, dict[int, Memory | None]] = {"fp32": {1: None}, "amp": {1: None}, "amp-nocache": {1: None}}
-    found = result(points, vary(1, 8))
-    text = render_fit_result(found)
-    assert "the same" not in text
-    assert text.count("--batch-size=1 does not fit; nothing smaller was run") == 3
-    assert text.count("no value fits in both") == 2
-    view = fit_view(found)
-    assert [curve.label for curve in view.curves] == ["fp32", "amp", "amp-nocache"]
-    assert view.break_even == ("amp: no value fits in both", "amp-nocache: no value fits in both")
-
-
-def test_what_allocates_less_is_not_said_to_need_less_of_the_gpu() -> None:
-    fp32 = {1: Memory(allocated=9000, reserved=20_000, used=20_512)}
-    amp = {1: Memory(allocated=8000, reserved=30_000, used=30_512)}
-    found = result({"fp32": fp32, "amp": amp}, vary(1, 1))
-    text = render_fit_result(found)
-    assert (
-        "peak allocated against fp32\namp: allocates less at every value that was run in both (-1.0 KiB at 1)" in text
-    )
-    assert fit_view(found).break_even[0] in text
-    assert "needs" not in text
-
-
-def test_a_gpu_that_is_named_by_its_size_is_told_once() -> None:
-    found = result({"fp32": {1: memory(9)}}, vary(1, 1))
-    assert "a GPU (simulated), 97.7 KiB, 512 B of it" in render_fit_result(found)
-    smaller = replace(found, gpu=replace(found.gpu, name="100kB"))
-    assert "gpu     97.7 KiB (simulated), 512 B of it" in render_fit_result(smaller)
 
 
 def test_the_schema_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -481,7 +432,7 @@ def test_wrong_use_is_told_before_anything_runs(
     assert told.value.exit_code == 2
 
 
-def test_what_is_left_is_said_as_far_as_it_is_known() -> None:
+def test_what_is_left_is_said_as_far_as_it_is_known(golden: Golden) -> None:
     arms: dict[str, Peak] = {"fp32": lambda value: 1000 * value, "amp": lambda value: 10_000 + 600 * value}
     points: dict[str, dict[int, Memory | None]] = {arm: {} for arm in arms}
     said: list[str] = []
@@ -489,16 +440,4 @@ def test_what_is_left_is_said_as_far_as_it_is_known() -> None:
         said.append(what_follows(remaining(points, vary(8, 128), total=TOTAL, curve=3)))
         arm, value = following[0]
         points[arm][value] = memory(arms[arm](value))
-    assert what_follows(remaining(points, vary(8, 128), total=TOTAL, curve=3)) == ""
-    assert said[:3] == [
-        "; left: fp32 not run yet, amp not run yet",
-        "; left: fp32 above 8, amp not run yet",
-        "; left: fp32 between 8 and 128, amp not run yet",
-    ]
-    assert "; left: fp32 between 99 and 128, amp not run yet" in said
-    order = [re.sub("[0-9]+", "N", words.split(",")[0]) for words in said]
-    assert list(dict.fromkeys(order))[-3:] == [
-        "; left: the value from which less is allocated than in fpN",
-        "; left: N runs for the curve",
-        "; left: N run for the curve",
-    ]
+    golden("\n".join((*said, what_follows(remaining(points, vary(8, 128), total=TOTAL, curve=3)))))

@@ -1,7 +1,5 @@
 """Which option of a script's is named to someone who forgot it: one that its own code has, or none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

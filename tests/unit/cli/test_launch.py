@@ -1,7 +1,5 @@
 """How a child's end is told, and what it says meanwhile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The command lines of launchers, taken apart; and what cannot be launched."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A file that was taken for another is named as what it is, with the command that takes it."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How far several runs have got: one line that changes on a terminal, plain lines elsewhere, and no made-up time."""
 
-from __future__ import annotations
-
 from io import StringIO
 
 import pytest

@@ -1,7 +1,5 @@
 """The ranks of a job find one name without asking each other, and take no other's file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations

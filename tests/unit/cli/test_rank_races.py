@@ -3,8 +3,6 @@
 A recording is a text here, since a SQLite file takes a hundred times as long to make.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """``ampmem report``: where the page goes, what is said of it, and who opens it."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

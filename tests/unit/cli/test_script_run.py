@@ -1,7 +1,5 @@
 """The recording is closed whatever happens between its start and its end, and the script's ending is kept."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Scripts that start ranks themselves."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampmem.cli.processes.spawned import may_spawn

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +15,8 @@ MIB = 1 << 20
 
 def recorded(tmp_path: Path, source: SourceKind) -> str:
     """A run that holds 33 MiB and then 65 MiB."""
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story = Story(weight=10)
+    story.begin(0, Phase.BACKWARD)
     story.alloc(0x100000, 33 * MIB)
     story.alloc(0x10000000, 65 * MIB)
     story.free(0x100000, 0x10000000)

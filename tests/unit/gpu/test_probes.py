@@ -1,7 +1,5 @@
 """What the probes make of what they see; without a GPU, what they would see is made up."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

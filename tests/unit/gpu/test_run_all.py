@@ -1,7 +1,5 @@
 """The run on a GPU, without one: what counts as ok, what is left after a kill, and that nothing goes on for ever."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

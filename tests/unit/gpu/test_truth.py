@@ -1,7 +1,5 @@
 """Peaks of a GPU beside the simulation's: the table, its errors, what is left out, and one run of it all."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

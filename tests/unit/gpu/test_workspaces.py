@@ -1,7 +1,5 @@
 """What an op takes beside its results, from a trace; and the file that goes on where it ended."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Recordings that somebody made by hand to do harm: each a change to a sound one, and why it is here."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

@@ -3,8 +3,6 @@
 ``tries`` makes them, ``outcome`` says what becomes of one. Run it: ``python tests/unit/hostile/mutations.py 2000 0``.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import resource

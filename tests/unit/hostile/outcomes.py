@@ -1,7 +1,5 @@
 """What becomes of a file that may be hostile: a right answer, or a clear line."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

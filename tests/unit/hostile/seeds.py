@@ -1,7 +1,5 @@
 """The recordings that hostile ones are made from: small, and with a row in every table between them."""
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 from contextlib import closing

@@ -3,8 +3,6 @@
 ``python tests/unit/hostile/worst.py`` prints what each command takes for each of them; ``… NAME COMMAND`` one of them.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sqlite3
@@ -59,6 +57,10 @@ def _parameter(name: str, shape: str = "[10]", kind: str = "Linear") -> tuple[ob
 
 def _texts(values: Iterable[str]) -> list[tuple[int, str]]:
     return [(1000 + number, value) for number, value in enumerate(values)]
+
+
+_ONE_STEP: Rows = {"step": [_step(2, _LATER, _LATER + 100_000_000)], "phase": [(_LATER, 2, 3)]}
+"""A third step, in which is all that a case adds."""
 
 
 def _steps(first: int) -> Rows:
@@ -138,8 +140,7 @@ def _cast_copies(first: int) -> Rows:
             for x, at in enumerate(when)
             for use in range(3)
         ),
-        "step": [_step(2, _LATER, _LATER + 100_000_000)],
-        "phase": [(_LATER, 2, 3)],
+        **_ONE_STEP,
     }
 
 
@@ -179,8 +180,7 @@ def _long_names(first: int) -> Rows:
             for x in range(800)
         ),
         "fact": (_fact(_LATER + x, (1 << 30) + (x << 9), Fact.SAVED, first + x, first + x) for x in range(800)),
-        "step": [_step(2, _LATER, _LATER + 100_000_000)],
-        "phase": [(_LATER, 2, 3)],
+        **_ONE_STEP,
     }
 
 
@@ -191,8 +191,7 @@ def _long_stacks(first: int) -> Rows:
         "event": (
             _event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2, stack=first + x % 50) for x in range(20_000)
         ),
-        "step": [_step(2, _LATER, _LATER + 100_000_000)],
-        "phase": [(_LATER, 2, 3)],
+        **_ONE_STEP,
     }
 
 
@@ -203,8 +202,7 @@ def _many_stacks(first: int) -> Rows:
         "event": (
             _event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2, stack=first + x) for x in range(2_500)
         ),
-        "step": [_step(2, _LATER, _LATER + 100_000_000)],
-        "phase": [(_LATER, 2, 3)],
+        **_ONE_STEP,
     }
 
 
@@ -218,8 +216,7 @@ def _layers(first: int) -> Rows:
 def _events(first: int) -> Rows:
     return {
         "event": (_event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2) for x in range(600_000)),
-        "step": [_step(2, _LATER, _LATER + 100_000_000)],
-        "phase": [(_LATER, 2, 3)],
+        **_ONE_STEP,
     }
 
 
@@ -227,8 +224,7 @@ def _one_address(first: int) -> Rows:
     return {
         "event": (_event(_LATER + x, Action.FREE if x % 2 else Action.ALLOC, 1 << 30, step=2) for x in range(600_000)),
         "fact": (_fact(_LATER + x // 2 * 2 + 1, 1 << 30, Fact.SAVED) for x in range(600_000)),
-        "step": [_step(2, _LATER, _LATER + 100_000_000)],
-        "phase": [(_LATER, 2, 3)],
+        **_ONE_STEP,
     }
 
 
@@ -236,8 +232,7 @@ def _facts(first: int) -> Rows:
     return {
         "event": [_event(_LATER, Action.ALLOC, 1 << 30, step=2)],
         "fact": (_fact(_LATER + x, 1 << 30, Fact(1 + x % 19), x % 5, x % 5) for x in range(1_000_000)),
-        "step": [_step(2, _LATER, _LATER + 100_000_000)],
-        "phase": [(_LATER, 2, 3)],
+        **_ONE_STEP,
     }
 
 
@@ -248,8 +243,7 @@ def _segments(first: int) -> Rows:
             for x in range(200_000)
         ),
         "event": (_event(_LATER + x, Action.ALLOC, (1 << 40) + (x << 13), step=2) for x in range(200_000)),
-        "step": [_step(2, _LATER, _LATER + 100_000_000)],
-        "phase": [(_LATER, 2, 3)],
+        **_ONE_STEP,
     }
 
 

@@ -1,7 +1,5 @@
 """How large the blocks of a snapshot were: as the allocator handed them out, not as requests are rounded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which of the copies that autocast made are taken for copies of parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from snapshots import ACCUMULATE, ENGINE, FORWARD, KIB, MIB, SCRIPT, Frames, Story, imported, native, op, python

@@ -1,7 +1,5 @@
 """What ``ampmem export`` writes as a snapshot and ``ampmem import`` reads again: the same recording, to the byte."""
 
-from __future__ import annotations
-
 import base64
 import pickle
 import zlib

@@ -1,7 +1,5 @@
 """What the blocks of a snapshot are taken for, and how much of that was seen."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Snapshots of newer torch: what torch 2.15 writes, by its sources, and what no torch writes yet."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which blocks of a snapshot are taken for parameters, states of an optimizer and workspaces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Snapshots that others recorded on GPUs, and what must come out of them."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What was reserved when, out of snapshots: real ones against the allocator's replay, and made ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The reader of pickles: plain data comes through, nothing else does, nothing runs and little is held."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

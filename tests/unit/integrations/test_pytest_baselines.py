@@ -1,7 +1,5 @@
 """Where the pytest plugin keeps what it compares with."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that users name: refused, whole or not there at all."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """How values show themselves: a line of their own wherever they are printed, tables where a notebook asks for them."""
 
-from __future__ import annotations
-
 import html
 import pickle
 import re

@@ -1,7 +1,5 @@
 """What is said on a terminal: clean, after what was said before, and dropped where nobody can hear it."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

@@ -1,7 +1,5 @@
 """The profiler's times on the clock of ``time.time_ns``: as exact as the markers at both ends of a window allow."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Which bytes of a parameter are its own, whatever its strides are."""
 
-from __future__ import annotations
-
 import torch
 
 from ampmem.recorder.models.models import Covered

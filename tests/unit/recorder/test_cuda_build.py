@@ -1,7 +1,5 @@
 """What differs where torch is built for CUDA: CUPTI behind the profiler, numbers that are on the device."""
 
-from __future__ import annotations
-
 import weakref
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A whole recording of a model of a GPU: the session, the file, the summary and what is said of a failure."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

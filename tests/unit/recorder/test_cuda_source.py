@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,18 +61,33 @@ def gpu(clock: Clock) -> ModelCuda:
 
 
 @pytest.fixture
-def source(gpu: ModelCuda) -> Iterator[CudaSource]:
+def idle(gpu: ModelCuda) -> Iterator[CudaSource]:
+    """A source that has not started."""
     source = CudaSource(api=gpu)
     yield source
     source._nodes.take(go_on=False)
 
 
-def test_what_was_alive_before_is_the_baseline_with_its_true_sizes(gpu: ModelCuda, source: CudaSource) -> None:
-    before = gpu.malloc(1000)
+@pytest.fixture
+def source(idle: CudaSource) -> CudaSource:
+    """One that has, before the test does anything."""
+    idle.start({})
+    return idle
+
+
+def started(api: ModelCuda, **options: Any) -> CudaSource:
+    """A source of ``api``, started, with other options than the fixture's."""
+    source = CudaSource(api=api, **options)
     source.start({})
+    return source
+
+
+def test_what_was_alive_before_is_the_baseline_with_its_true_sizes(gpu: ModelCuda, idle: CudaSource) -> None:
+    before = gpu.malloc(1000)
+    idle.start({})
     after = gpu.malloc(3 * MIB - 100)
     gpu.free(before)
-    window = source.drain()
+    window = idle.drain()
     assert window.action.tolist() == [Action.BASELINE, Action.ALLOC, Action.FREE]
     assert window.address.tolist() == [before.address, after.address, before.address]
     assert window.bytes.tolist() == [1000, 3 * MIB - 100, 1000]
@@ -82,29 +95,27 @@ def test_what_was_alive_before_is_the_baseline_with_its_true_sizes(gpu: ModelCud
     assert window.allocated.tolist() == [1000, 1000 + 3 * MIB - 100, 3 * MIB - 100]
 
 
-def test_what_is_alive_at_the_end_is_known_with_its_requested_bytes(gpu: ModelCuda, source: CudaSource) -> None:
+def test_what_is_alive_at_the_end_is_known_with_its_requested_bytes(gpu: ModelCuda, idle: CudaSource) -> None:
     before, freed = gpu.malloc(1000), gpu.malloc(700)
-    source.start({})
+    idle.start({})
     gpu.free(freed)
     after = gpu.malloc(3 * MIB - 100)
-    source.drain()
-    assert source.blocks() == AliveBlocks({before.address: 1000, after.address: 3 * MIB - 100}, 1000 + 3 * MIB - 100)
+    idle.drain()
+    assert idle.blocks() == AliveBlocks({before.address: 1000, after.address: 3 * MIB - 100}, 1000 + 3 * MIB - 100)
     gpu.free(before)
-    source.stop()
-    assert source.blocks() == AliveBlocks({after.address: 3 * MIB - 100}, 3 * MIB - 100)
-    source._extension = SimpleNamespace(workspaces=lambda: {after.address, 64})  # type: ignore[assignment]
-    assert source.blocks() == AliveBlocks({}, 3 * MIB - 100, frozenset({after.address}))
+    idle.stop()
+    assert idle.blocks() == AliveBlocks({after.address: 3 * MIB - 100}, 3 * MIB - 100)
+    idle._extension = SimpleNamespace(workspaces=lambda: {after.address, 64})  # type: ignore[assignment]
+    assert idle.blocks() == AliveBlocks({}, 3 * MIB - 100, frozenset({after.address}))
 
 
 def test_an_unsplit_block_that_stays_has_its_true_size(gpu: ModelCuda, source: CudaSource) -> None:
-    source.start({})
     gpu.malloc(11 * MIB + 512)
     window = source.drain()
     assert window.block_bytes.tolist() == [12 * MIB]
 
 
 def test_a_step_empties_the_trace_and_the_end_switches_it_off(gpu: ModelCuda, source: CudaSource) -> None:
-    source.start({})
     gpu.malloc(512)
     source.drain()
     assert gpu.calls == ["on", "synchronize", "on"]
@@ -116,8 +127,7 @@ def test_a_step_empties_the_trace_and_the_end_switches_it_off(gpu: ModelCuda, so
 
 
 def test_without_synchronization_nothing_waits_for_the_device(gpu: ModelCuda) -> None:
-    source = CudaSource(api=gpu, synchronize=False)
-    source.start({})
+    source = started(gpu, synchronize=False)
     gpu.malloc(512)
     source.drain()
     source.stop()
@@ -125,7 +135,6 @@ def test_without_synchronization_nothing_waits_for_the_device(gpu: ModelCuda) ->
 
 
 def test_nothing_waits_while_a_graph_is_captured(gpu: ModelCuda, source: CudaSource) -> None:
-    source.start({})
     gpu.malloc(512)
     gpu.graph = True
     source.mark(0, "after_forward")
@@ -134,37 +143,36 @@ def test_nothing_waits_while_a_graph_is_captured(gpu: ModelCuda, source: CudaSou
     assert source.take_layers()[0].device_used is None
 
 
-def test_a_forked_worker_is_not_recorded(gpu: ModelCuda, source: CudaSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_worker_is_not_recorded(gpu: ModelCuda, idle: CudaSource, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.ready = False
-    source.start({})
+    idle.start({})
     monkeypatch.setattr(cuda.os, "getpid", lambda: 1)
     gpu.init()
     assert gpu.calls == []
 
 
-def test_nothing_initializes_cuda_before_the_script_does(gpu: ModelCuda, source: CudaSource) -> None:
+def test_nothing_initializes_cuda_before_the_script_does(gpu: ModelCuda, idle: CudaSource) -> None:
     gpu.ready = False
-    source.start({})
-    assert len(source.drain().time_ns) == 0
+    idle.start({})
+    assert len(idle.drain().time_ns) == 0
     assert gpu.calls == []
     gpu.init()
     gpu.malloc(700)
-    assert source.drain().bytes.tolist() == [700]
+    assert idle.drain().bytes.tolist() == [700]
 
 
-def test_cuda_that_is_initialized_after_the_recording_stays_untouched(gpu: ModelCuda, source: CudaSource) -> None:
+def test_cuda_that_is_initialized_after_the_recording_stays_untouched(gpu: ModelCuda, idle: CudaSource) -> None:
     gpu.ready = False
-    source.start({})
-    source.stop()
+    idle.start({})
+    idle.stop()
     gpu.init()
     assert gpu.calls == []
-    assert source.notes() == []
+    assert idle.notes() == []
 
 
 def test_an_address_that_is_reused_within_a_microsecond_keeps_its_order(
     gpu: ModelCuda, source: CudaSource, clock: Clock
 ) -> None:
-    source.start({})
     clock.now -= clock.now % 1000
     first = gpu.malloc(2048)
     for _ in range(50):
@@ -178,7 +186,6 @@ def test_an_address_that_is_reused_within_a_microsecond_keeps_its_order(
 
 
 def test_times_never_fall_and_respect_the_stamps(gpu: ModelCuda, source: CudaSource, clock: Clock) -> None:
-    source.start({})
     clock.now += 1000 - clock.now % 1000 + 300
     gpu.malloc(512)
     clock.now += 100
@@ -193,7 +200,6 @@ def test_times_never_fall_and_respect_the_stamps(gpu: ModelCuda, source: CudaSou
 def test_a_clock_that_runs_ahead_is_held_back_by_the_next_stamp(
     gpu: ModelCuda, source: CudaSource, clock: Clock
 ) -> None:
-    source.start({})
     assert source.stamp is not None
     first = clock()
     source.stamp(first)
@@ -219,7 +225,6 @@ def test_a_stamp_holds_until_the_next_one() -> None:
 def test_only_the_recorded_thread_is_tagged_since_nobody_could_clear_the_others(
     gpu: ModelCuda, source: CudaSource
 ) -> None:
-    source.start({})
     gpu.malloc(512)
     stamp = source.stamp
     assert stamp is not None
@@ -238,7 +243,6 @@ def test_only_the_recorded_thread_is_tagged_since_nobody_could_clear_the_others(
 def test_a_free_counts_when_it_is_requested_and_the_wait_counts_as_active(
     gpu: ModelCuda, source: CudaSource, clock: Clock
 ) -> None:
-    source.start({})
     block = gpu.malloc(5000)
     kept = gpu.malloc(700)
     gpu.allocator.record_stream(block, 7)
@@ -258,7 +262,6 @@ def test_a_free_counts_when_it_is_requested_and_the_wait_counts_as_active(
 
 
 def test_layers_at_marks_and_at_the_peak(gpu: ModelCuda, source: CudaSource, clock: Clock) -> None:
-    source.start({})
     weight = gpu.malloc(100)
     large = gpu.malloc(30 * MIB)
     gpu.free(large)
@@ -293,17 +296,17 @@ def test_layers_at_marks_and_at_the_peak(gpu: ModelCuda, source: CudaSource, clo
 
 
 def test_segments_from_before_are_the_baseline_and_a_segment_comes_before_its_alloc(
-    gpu: ModelCuda, source: CudaSource, clock: Clock
+    gpu: ModelCuda, idle: CudaSource, clock: Clock
 ) -> None:
     gpu.malloc(100)
     gone = gpu.malloc(30 * MIB)
-    source.start({})
+    idle.start({})
     clock.now -= clock.now % 1000
     gpu.malloc(11 * MIB)
     gpu.free(gone)
     gpu.allocator.empty_cache()
     gpu._catch_up()
-    window = source.drain()
+    window = idle.drain()
     rows = window.segments
     sizes = [2 * MIB, 30 * MIB, 12 * MIB, 30 * MIB]
     actions = [SegmentAction.BASELINE, SegmentAction.BASELINE, SegmentAction.RESERVE, SegmentAction.RELEASE]
@@ -313,11 +316,10 @@ def test_segments_from_before_are_the_baseline_and_a_segment_comes_before_its_al
     assert window.action.tolist() == [Action.BASELINE, Action.BASELINE, Action.ALLOC, Action.FREE]
     assert rows.position.tolist() == [0, 0, 2, 4]
     assert rows.time_ns[2] == window.time_ns[2], "in one microsecond"
-    assert len(source.drain().segments) == 0
+    assert len(idle.drain().segments) == 0
 
 
 def test_segments_that_the_trace_has_lost_are_made_good(gpu: ModelCuda, source: CudaSource) -> None:
-    source.start({})
     gpu.malloc(100)
     gone = gpu.malloc(30 * MIB)
     source.drain()
@@ -337,22 +339,21 @@ def test_segments_that_the_trace_has_lost_are_made_good(gpu: ModelCuda, source: 
 
 
 def test_streams_are_as_the_allocator_gives_them(gpu: ModelCuda, source: CudaSource) -> None:
-    source.start({})
     gpu.malloc(512, 0)
     gpu.malloc(512, 94_000)
     assert source.drain().stream.tolist() == [0, 94_000]
 
 
-def test_python_stacks_come_outermost_first(gpu: ModelCuda, source: CudaSource) -> None:
+def test_python_stacks_come_outermost_first(gpu: ModelCuda, idle: CudaSource) -> None:
     frames = [
         {"filename": "/env/torch/nn/modules/module.py", "line": 5, "name": "_call_impl"},
         {"filename": "/home/net.py", "line": 9, "name": "build"},
         {"filename": "/home/train.py", "line": 40, "name": "<module>"},
     ]
-    source.start({})
+    idle.start({})
     gpu.malloc(512, 0, frames)
     gpu.malloc(512)
-    window = source.drain()
+    window = idle.drain()
     assert window.stack is not None
     assert [window.stacks[index] for index in window.stack.tolist()] == [
         "/home/train.py:40 <module>\n/home/net.py:9 build",
@@ -361,7 +362,6 @@ def test_python_stacks_come_outermost_first(gpu: ModelCuda, source: CudaSource) 
 
 
 def test_lost_entries_are_made_good_and_told(gpu: ModelCuda, source: CudaSource) -> None:
-    source.start({})
     first, second = gpu.malloc(512), gpu.malloc(1024)
     windows = [source.drain()]
     gpu.free(first)
@@ -377,8 +377,7 @@ def test_lost_entries_are_made_good_and_told(gpu: ModelCuda, source: CudaSource)
 
 def test_the_device_with_the_largest_peak_is_recorded_and_the_others_are_named(clock: Clock) -> None:
     gpu = ModelCuda(clock, others=(100,))
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     gpu.malloc(MIB)
     source.drain()
     source.stop()
@@ -388,23 +387,22 @@ def test_the_device_with_the_largest_peak_is_recorded_and_the_others_are_named(c
     assert (allocator.device, allocator.peaks) == (0, (MIB, 100))
 
 
-def test_what_cannot_be_recorded_is_refused(gpu: ModelCuda, source: CudaSource) -> None:
+def test_what_cannot_be_recorded_is_refused(gpu: ModelCuda, idle: CudaSource) -> None:
     gpu.why = "torch uses another allocator"
     with pytest.raises(UsageError, match="another allocator"):
-        source.check()
+        idle.check()
     gpu.why = None
-    source.check()
+    idle.check()
     gpu.recording = True
     with pytest.raises(UsageError, match="memory history already"):
-        source.check()
+        idle.check()
 
 
 def test_how_the_allocator_is_set_and_used(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     gpu = ModelCuda(clock, settings=Settings(expandable_segments=True), tags=False)
     gpu.in_force = "expandable_segments:True"
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     assert source.allocator() is None
     gpu.malloc(MIB)
     gpu.malloc(MIB, 94_000)
@@ -424,14 +422,14 @@ def test_how_the_allocator_is_set_and_used(clock: Clock, monkeypatch: pytest.Mon
 
 
 def test_settings_that_the_script_makes_itself_are_in_force(
-    gpu: ModelCuda, source: CudaSource, monkeypatch: pytest.MonkeyPatch
+    gpu: ModelCuda, idle: CudaSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     gpu.in_force = "max_split_size_mb:64"
-    source.start({})
+    idle.start({})
     gpu.malloc(MIB)
-    source.drain()
-    allocator = source.allocator()
+    idle.drain()
+    allocator = idle.allocator()
     assert allocator is not None
     assert (allocator.variable, allocator.settings) == (
         "torch.cuda.memory._set_allocator_settings",
@@ -441,7 +439,6 @@ def test_settings_that_the_script_makes_itself_are_in_force(
 
 def test_a_backend_that_torch_refused_is_not_in_force(gpu: ModelCuda, source: CudaSource) -> None:
     """``_set_allocator_settings`` raises then, and torch names the text as its settings all the same."""
-    source.start({})
     for gpu.in_force in ("max_split_size_mb:64", "backend:cudaMallocAsync"):
         gpu.malloc(MIB)
         source.drain()
@@ -456,8 +453,7 @@ def test_settings_that_the_script_makes_before_it_uses_cuda_are_in_force(
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     gpu.ready, gpu.in_force = False, "max_split_size_mb:64"
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "roundup_power2_divisions:4")
     if not read_at_import:
         gpu.in_force = "roundup_power2_divisions:4"
@@ -471,32 +467,32 @@ def test_settings_that_the_script_makes_before_it_uses_cuda_are_in_force(
     source.stop()
 
 
-def test_what_the_driver_counts_as_the_processs_is_asked_once_a_step(gpu: ModelCuda, source: CudaSource) -> None:
+def test_what_the_driver_counts_as_the_processs_is_asked_once_a_step(gpu: ModelCuda, idle: CudaSource) -> None:
     gpu.process = 700 * MIB
-    source.start({})
+    idle.start({})
     gpu.malloc(512)
     for mark in ("after_forward", "after_backward", "after_optimizer"):
-        source.mark(0, mark)
-    source.drain()
-    used = {each.mark: each.process_used for each in source.take_layers()}
+        idle.mark(0, mark)
+    idle.drain()
+    used = {each.mark: each.process_used for each in idle.take_layers()}
     assert used == {"after_forward": None, "after_backward": None, "after_optimizer": 700 * MIB, "peak": None}
 
 
 def test_a_step_with_more_events_than_are_kept_is_told(
-    gpu: ModelCuda, source: CudaSource, monkeypatch: pytest.MonkeyPatch
+    gpu: ModelCuda, idle: CudaSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda, "ENTRIES", 10)
-    source.start({})
+    idle.start({})
     for _ in range(4):
         gpu.free(gpu.malloc(512))
     del gpu.trace[: len(gpu.trace) - 9]
-    source.drain()
-    assert not any("more than the" in note for note in source.notes())
+    idle.drain()
+    assert not any("more than the" in note for note in idle.notes())
     for _ in range(4):
         gpu.free(gpu.malloc(512))
     del gpu.trace[: len(gpu.trace) - 10]  # torch writes over the oldest
-    source.drain()
-    assert any("more than the 10 allocator events" in note for note in source.notes())
+    idle.drain()
+    assert any("more than the 10 allocator events" in note for note in idle.notes())
 
 
 def test_a_long_step_is_read_in_parts_that_make_one(monkeypatch: pytest.MonkeyPatch, gpu: ModelCuda) -> None:
@@ -543,7 +539,6 @@ _FRAME = {"filename": "train.py", "line": 3, "name": "train"}
 
 
 def test_a_device_that_has_failed_hides_no_error_of_the_scripts(gpu: ModelCuda, source: CudaSource) -> None:
-    source.start({})
     gpu.malloc(700)
     source.mark(0, "after_forward")
     gpu.broken = True
@@ -557,30 +552,29 @@ def test_a_device_that_has_failed_hides_no_error_of_the_scripts(gpu: ModelCuda, 
     assert is_warning(note) and note.endswith(": CUDA error: device-side assert triggered")
 
 
-def test_nodes_are_followed_from_when_cuda_is_there(gpu: ModelCuda, source: CudaSource) -> None:
+def test_nodes_are_followed_from_when_cuda_is_there(gpu: ModelCuda, idle: CudaSource) -> None:
     gpu.ready = False
-    source.start({})
-    assert not source._nodes.running
-    source.drain()
-    assert not source._nodes.running
+    idle.start({})
+    assert not idle._nodes.running
+    idle.drain()
+    assert not idle._nodes.running
     gpu.init()
-    assert source._nodes.running
+    assert idle._nodes.running
 
 
-def test_another_thread_may_initialize_cuda(gpu: ModelCuda, source: CudaSource) -> None:
+def test_another_thread_may_initialize_cuda(gpu: ModelCuda, idle: CudaSource) -> None:
     gpu.ready = False
-    source.start({})
+    idle.start({})
     other = threading.Thread(target=gpu.init)
     other.start()
     other.join()
-    assert gpu.recording and not source._nodes.running  # a profile belongs to its thread
+    assert gpu.recording and not idle._nodes.running  # a profile belongs to its thread
     gpu.malloc(512)
-    source.drain()
-    assert source._nodes.running
+    idle.drain()
+    assert idle._nodes.running
 
 
 def test_private_pools_are_noted(gpu: ModelCuda, source: CudaSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    source.start({})
     gpu.malloc(512)
     found = gpu.snapshot()
     found["segments"][0]["segment_pool_id"] = (0, 1)
@@ -591,8 +585,7 @@ def test_private_pools_are_noted(gpu: ModelCuda, source: CudaSource, monkeypatch
 
 def test_a_failure_keeps_the_segments_and_the_request(clock: Clock) -> None:
     gpu = ModelCuda(clock, total=64 * MIB)
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     gpu.malloc(40 * MIB)
     with pytest.raises(OutOfMemory):
         gpu.malloc(30 * MIB - 1)
@@ -605,8 +598,7 @@ def test_a_failure_keeps_the_segments_and_the_request(clock: Clock) -> None:
 
 def test_the_limit_of_the_process_is_not_taken_for_the_device(clock: Clock) -> None:
     gpu = ModelCuda(clock, total=64 * MIB)
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     gpu.malloc(512)
     assert gpu._observer is not None
     gpu._observer(0, 30 * MIB, 20 * MIB, 60 * MIB)  # torch tells the limit as the total
@@ -618,8 +610,7 @@ def test_the_limit_of_the_process_is_not_taken_for_the_device(clock: Clock) -> N
 @pytest.mark.parametrize("chosen", [False, True])
 def test_a_failure_on_another_device_is_kept_and_chosen_while_none_is(clock: Clock, chosen: bool) -> None:
     gpu = ModelCuda(clock, total=64 * MIB, others=(1 * MIB,))
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     gpu.malloc(40 * MIB)  # device 0 has the larger peak
     if chosen:
         source.drain()
@@ -633,8 +624,7 @@ def test_a_failure_on_another_device_is_kept_and_chosen_while_none_is(clock: Clo
 
 def test_a_failure_on_a_device_that_the_script_only_tried_chooses_nothing(clock: Clock) -> None:
     gpu = ModelCuda(clock, total=64 * MIB, others=(0,))
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     assert gpu._observer is not None
     gpu._observer(1, 30 * MIB, 64 * MIB, 2 * MIB)
     gpu.malloc(1 * MIB)
@@ -665,18 +655,17 @@ def test_the_device_is_that_of_the_models_until_events_are_read(clock: Clock) ->
 
 
 def test_an_allocator_that_keeps_no_history_is_the_reason_that_nothing_was_recorded(
-    gpu: ModelCuda, source: CudaSource
+    gpu: ModelCuda, idle: CudaSource
 ) -> None:
     gpu.ready = False
-    source.start({})
+    idle.start({})
     gpu.why = "torch uses the allocator 'pluggable'"
     gpu.init()
-    assert source.stop() is NO_EVENTS
-    assert source.nothing() == "nothing was recorded: torch uses the allocator 'pluggable'"
+    assert idle.stop() is NO_EVENTS
+    assert idle.nothing() == "nothing was recorded: torch uses the allocator 'pluggable'"
 
 
 def test_memory_that_the_allocator_does_not_serve_is_said(gpu: ModelCuda, source: CudaSource) -> None:
-    source.start({})
     gpu.caching = False
     source.drain()
     assert str(source.nothing()).startswith("nothing was recorded: PyTorch's caching allocator allocated nothing on a")
@@ -693,8 +682,7 @@ def test_memory_that_the_allocator_does_not_serve_is_said(gpu: ModelCuda, source
 
 def test_only_some_failures_are_kept(clock: Clock) -> None:
     gpu = ModelCuda(clock, total=16 * MIB)
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     gpu.malloc(512)
     for _ in range(20):
         with pytest.raises(OutOfMemory):
@@ -748,8 +736,7 @@ def test_the_nodes_of_a_backward_are_recorded_with_their_times() -> None:
 
 def test_a_failure_in_backward_is_named_after_its_node(clock: Clock) -> None:
     gpu = ModelCuda(clock, total=16 * MIB)
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     gpu.malloc(512)
     with pytest.raises(OutOfMemory):
         gpu.malloc(32 * MIB)
@@ -764,8 +751,7 @@ def test_without_the_profiler_events_are_still_recorded(gpu: ModelCuda, monkeypa
 
     monkeypatch.setenv(extension.VARIABLE, "off")  # the compiled extension would take the profiler's place
     monkeypatch.setattr(NodeRecorder, "start", refuse)
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     gpu.malloc(512)
     assert len(source.stop().time_ns) == 1
     assert any("no profiler here" in note for note in source.notes())
@@ -776,21 +762,18 @@ def test_there_may_be_no_nodes() -> None:
     assert op.tolist() == [0, 0] and sequence.tolist() == [-1, -1]
 
 
-def test_what_awaits_another_stream_at_the_start_is_no_memory_of_the_scripts(
-    gpu: ModelCuda, source: CudaSource
-) -> None:
+def test_what_awaits_another_stream_at_the_start_is_no_memory_of_the_scripts(gpu: ModelCuda, idle: CudaSource) -> None:
     waiting, kept = gpu.malloc(5000), gpu.malloc(700)
     gpu.allocator.record_stream(waiting, 7)
     gpu.free(waiting)
-    source.start({})
-    source.mark(0, "after_forward")
-    assert source.drain().bytes.tolist() == [700]
-    (mark, peak) = source.take_layers()
+    idle.start({})
+    idle.mark(0, "after_forward")
+    assert idle.drain().bytes.tolist() == [700]
+    (mark, peak) = idle.take_layers()
     assert (mark.requested, peak.requested, peak.active) == (kept.requested, 700, 1024 + 5120)
 
 
 def test_a_wait_that_ended_while_the_trace_was_emptied_is_over(gpu: ModelCuda, source: CudaSource) -> None:
-    source.start({})
     waiting, kept = gpu.malloc(5000), gpu.malloc(700)
     gpu.allocator.record_stream(waiting, 7)
     gpu.free(waiting)
@@ -811,7 +794,6 @@ def test_a_wait_that_ended_while_the_trace_was_emptied_is_over(gpu: ModelCuda, s
 def test_what_another_thread_allocates_while_the_statistics_are_read_counts_before_the_mark(
     gpu: ModelCuda, source: CudaSource
 ) -> None:
-    source.start({})
     gpu.malloc(700)
     source.drain()
     assert source.stamp is not None
@@ -859,7 +841,6 @@ def test_a_snapshot_within_a_mark_does_not_move_what_another_thread_does_meanwhi
 def test_what_another_thread_allocates_between_the_trace_and_the_segments_has_its_time(
     gpu: ModelCuda, source: CudaSource, clock: Clock
 ) -> None:
-    source.start({})
     gpu.malloc(700)
     source.drain()
     source.mark(1, "after_forward")
@@ -903,25 +884,25 @@ def test_a_graph_that_any_thread_captures_is_known(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_allocator_is_read_twice_only_where_it_must_be(
-    gpu: ModelCuda, source: CudaSource, monkeypatch: pytest.MonkeyPatch
+    gpu: ModelCuda, idle: CudaSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
     snapshot = gpu.snapshot
     monkeypatch.setattr(gpu, "snapshot", lambda: (taken.append(1), snapshot())[1])
-    source.start({})
+    idle.start({})
     counts = []
     for _ in range(3):
         kept = gpu.malloc(30 * MIB)
         gpu.allocator.record_stream(kept, 7)
         gpu.free(kept)
-        source.drain()
+        idle.drain()
         counts.append(len(taken))
     gpu.malloc(30 * MIB)
     gpu.trace.clear()  # entries are lost: another look would cost as much and say no more
-    source.drain()
+    idle.drain()
     counts.append(len(taken))
     gpu.meanwhile = lambda before: gpu.malloc(700) if before == "segments" else None
-    source.drain()
+    idle.drain()
     counts.append(len(taken))
     assert counts == [1, 2, 3, 4, 6]
     gpu.meanwhile = None
@@ -929,8 +910,7 @@ def test_the_allocator_is_read_twice_only_where_it_must_be(
 
 def test_a_script_that_resets_the_peaks_does_not_make_other_devices_smaller(clock: Clock) -> None:
     gpu = ModelCuda(clock, others=(100,))
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     gpu.free(gpu.malloc(8 * MIB))
     source.drain()
     gpu.others = (20,)
@@ -953,8 +933,7 @@ def test_a_peak_that_was_reset_before_anybody_asked_is_in_the_trace(gpu: ModelCu
 
 
 def test_a_block_that_was_not_split_has_its_true_size_although_it_died_within_the_step(gpu: ModelCuda) -> None:
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     gpu.free(gpu.malloc(11 * MIB + 512))
     gpu.elsewhere(lambda: gpu.free(gpu.malloc(700)))  # another thread: the profiler sees none of it
     window = source.stop()
@@ -978,8 +957,7 @@ class _Allocates(torch.autograd.Function):
 @pytest.mark.parametrize("drift", [-5_000_000, 500_000_000])
 def test_what_backward_allocates_is_named_by_the_tree_whatever_the_clocks_say(drift: int) -> None:
     gpu = ModelCuda(time_ns, drift_ns=drift)
-    source = CudaSource(api=gpu)
-    source.start({})
+    source = started(gpu)
     gpu.malloc(512)
     x = _Allocates.apply(torch.ones(2, requires_grad=True), gpu)
     before = time_ns()

@@ -1,7 +1,5 @@
 """Source ``cuda`` with the extension's tracker: the same events from rows, and nothing copied at a step's end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise

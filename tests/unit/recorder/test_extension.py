@@ -1,7 +1,5 @@
 """The compiled extension: how it is made and found, and that it sees what the profiler sees."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import hashlib

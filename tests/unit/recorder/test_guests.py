@@ -1,7 +1,5 @@
 """Objects of the script's are looked at past their own code, and what goes wrong stays in the hook."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any

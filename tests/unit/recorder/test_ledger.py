@@ -1,7 +1,5 @@
 """What the CPU's events come to when the profiler sees one thread and its total counts all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

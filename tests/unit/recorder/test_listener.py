@@ -1,6 +1,8 @@
 """Hooks know of a session only what the listener's Protocol says: here they speak to one that writes it down."""
 
-from __future__ import annotations
+import inspect
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,12 +20,11 @@ from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.running import RunningUpdate
-from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.steering.arms import ArmSeen
 
 
 class Diary:
-    """Keeps what it hears."""
+    """Keeps what it hears: only what the Protocol has, with the arguments that it names."""
 
     recording = True
 
@@ -34,54 +35,19 @@ class Diary:
         self.update = RunningUpdate(self.log, Stacks(enabled=False))
         self.arm_seen = ArmSeen(device_type="cpu")
 
-    def on_thread(self) -> bool:
-        return True
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._hear, name, inspect.signature(vars(Listener)[name]))
 
-    def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
-        self.heard.append("recomputing" if recomputing else "forward")
+    def _hear(self, name: str, signature: inspect.Signature, *given: object, **named: object) -> object:
+        signature.bind(self, *given, **named)
+        said = (*(() if name == "updated" else given), *named.values())  # of an update, not the number of its optimizer
+        if name != "on_thread":
+            self.heard.append(" ".join((name, *map(_in_short, said))))
+        return {"on_thread": True, "data_started": Phase.SETUP, "transform_started": Phase.SETUP}.get(name)
 
-    def batch_seen(self, size: int) -> None:
-        self.heard.append(f"batch of {size}")
 
-    def forward_ended(self, *, raised: bool) -> None:
-        self.heard.append("forward ended")
-
-    def backward_started(self, loss: float | LateNumber | None) -> None:
-        self.heard.append(f"backward of {loss}")
-
-    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        self.heard.append("backward ended")
-
-    def optimizer_made(self, optimizer: Optimizer) -> None:
-        self.heard.append(f"made {type(optimizer).__name__}")
-
-    def optimizer_started(self, optimizer: str) -> None:
-        self.heard.append(f"{optimizer} started")
-
-    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
-        self.heard.append(f"updated, skipped {skipped}")
-
-    def scaled(self, scale: float | LateNumber | None) -> None:
-        self.heard.append(f"scaled by {scale}")
-
-    def data_started(self, *, transform: bool = False) -> Phase:
-        self.heard.append("transform" if transform else "data")
-        return Phase.SETUP
-
-    def function_returned(self) -> None:
-        self.heard.append("function returned")
-
-    def process_started(self) -> None:
-        self.heard.append("process")
-
-    def batch_loaded(self, samples: int | None) -> None:
-        self.heard.append(f"batch of {samples}")
-
-    def data_ended(self, before: Phase) -> None:
-        self.heard.append(f"data ended in {before.name}")
-
-    def stop_recording(self, why: str) -> None:
-        self.heard.append(why)
+def _in_short(value: object) -> str:
+    return type(value).__name__ if isinstance(value, (nn.Module, Optimizer)) else getattr(value, "name", str(value))
 
 
 def test_one_step_as_the_hooks_report_it() -> None:
@@ -101,18 +67,15 @@ def test_one_step_as_the_hooks_report_it() -> None:
             each()
     model(batch)
     assert diary.heard == [
-        "made SGD",
-        "data",
-        "batch of 2",
-        "data ended in SETUP",
-        "data",
-        "batch of None",
-        "data ended in SETUP",
-        "forward",
-        "batch of 2",
-        "forward ended",
-        "backward of 6.0",
-        "backward ended",
-        "SGD started",
-        "updated, skipped False",
+        "optimizer_made SGD",
+        *(
+            "data_started",
+            "batch_loaded 2",
+            "data_ended SETUP",
+            "data_started",
+            "batch_loaded None",
+            "data_ended SETUP",
+        ),
+        *("forward_started Sequential False", "batch_seen 2", "forward_ended False"),
+        *("backward_started 6.0", "backward_ended False False", "optimizer_started SGD", "updated False"),
     ]

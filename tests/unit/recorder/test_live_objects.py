@@ -1,7 +1,5 @@
 """Looking at all objects, beside other threads."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

@@ -1,7 +1,5 @@
 """How the script's modules and parameters get their names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

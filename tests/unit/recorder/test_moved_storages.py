@@ -1,7 +1,5 @@
 """One storage may be emptied and filled again elsewhere, and an event to come tells who is alive until then."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Where the memory is of a tensor that has none, or not all, of its own."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Where the script's models were."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a launcher tells a process."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The losses and gradients that are kept of a script's steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

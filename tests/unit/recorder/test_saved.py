@@ -1,7 +1,5 @@
 """Which Function a tensor is saved for, however Functions and ops lie inside one another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stacks are texts of who called whom, however little of them was looked at."""
 
-from __future__ import annotations
-
 import sys
 
 from ampmem.patching import unseen

@@ -1,7 +1,5 @@
 """Facts that the C++ extension logs anew are those that Python would log, whatever the script does between steps."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections import defaultdict

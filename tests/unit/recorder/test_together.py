@@ -1,7 +1,5 @@
 """Ranks that stop together: each is a thread here, with a store in memory."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

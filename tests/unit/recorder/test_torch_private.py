@@ -1,7 +1,5 @@
 """What becomes of a torch that lacks a private name: one clear line, or a lesser recording that says so."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which parameters a tensor of an optimizer's is a copy of: by elements and values, not by name."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

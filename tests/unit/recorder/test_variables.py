@@ -1,7 +1,5 @@
 """Which variables hold a tensor is seen, and looking changes nothing for the script."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections import OrderedDict, namedtuple

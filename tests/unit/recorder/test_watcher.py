@@ -1,7 +1,5 @@
 """When steps of a watched run are recorded in full, what is remembered of it, and whose tensors grow."""
 
-from __future__ import annotations
-
 import ctypes
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Which answer to a yes-or-no question lets the asking code go on, by what it does with either."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampmem.simulator import branches

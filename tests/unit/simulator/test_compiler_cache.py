@@ -1,7 +1,5 @@
 """The folder of what Inductor has compiled for simulated GPUs: private, bounded, and only in use for the run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What convolutions allocate besides: which kernels run, in which memory format, and what cuDNN asks for."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The parts of the simulated device that need no simulation: its memory, its kernels, its verdict, its options."""
 
-from __future__ import annotations
-
 import gc
 import re
 import sys

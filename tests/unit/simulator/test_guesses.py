@@ -1,7 +1,5 @@
 """What is taken for granted of numbers that nobody computed, and how it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What NCCL keeps for itself, from the sizes in its sources; and which communicators a script would have."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

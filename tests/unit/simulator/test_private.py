@@ -1,7 +1,5 @@
 """What becomes of a torch that lacks the private parts that the simulated device stands on."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The scratch of reductions, against cases worked out by hand and against a trace from a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

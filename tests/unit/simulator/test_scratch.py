@@ -1,7 +1,5 @@
 """What ops and libraries allocate for themselves on a GPU, against the formulas in PyTorch's source."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The segments that source ``simulated`` records, against the counters of the allocator's model at every event."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

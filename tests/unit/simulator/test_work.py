@@ -1,7 +1,5 @@
 """What simulated ops compute, against ``torch.utils.flop_counter`` over the real ones, and what they move."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What programs print of what they see: random numbers, and what is in torch that is not torch's own."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import random

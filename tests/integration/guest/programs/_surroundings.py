@@ -1,7 +1,5 @@
 """Prints what a program finds when it starts: what Python has set, one line each."""
 
-from __future__ import annotations
-
 import builtins
 import gc
 import inspect

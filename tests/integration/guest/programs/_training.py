@@ -1,7 +1,5 @@
 """The training that most of these programs have in common, and waiting for children."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

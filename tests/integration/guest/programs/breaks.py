@@ -1,7 +1,5 @@
 """``breakpoint()``, and commands for the debugger."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """Checkpointing, both ways, of modules and of functions."""
 
-from __future__ import annotations
-
 import torch
 from _training import train
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Closes its standard error, which ampmem speaks on too."""
 
-from __future__ import annotations
-
 import sys
 
 from _training import train_alone

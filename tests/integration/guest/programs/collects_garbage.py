@@ -1,7 +1,5 @@
 """Runs ops of torch's where Python lets it: in callbacks of the garbage collector, and in ``__del__``."""
 
-from __future__ import annotations
-
 import gc
 import random
 import weakref

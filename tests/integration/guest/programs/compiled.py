@@ -1,7 +1,5 @@
 """Compiles a module, its call and a function; counts the graphs."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 

@@ -1,7 +1,5 @@
 """Compiles backward as one graph, with and without a hook of its own that frees a gradient; counts the graphs."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 

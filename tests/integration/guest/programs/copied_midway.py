@@ -1,7 +1,5 @@
 """Copies, pickles and shares its model and optimizer in the middle of training."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

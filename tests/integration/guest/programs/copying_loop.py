@@ -1,7 +1,5 @@
 """Swaps what is in its parameters: data, set_, resize_, to, half, tied and replaced weights."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 from torch import Tensor, nn

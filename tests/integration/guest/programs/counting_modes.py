@@ -1,7 +1,5 @@
 """Counts every call and every op that there is, by name, with modes of its own."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

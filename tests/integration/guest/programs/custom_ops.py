@@ -1,7 +1,5 @@
 """Ops and Functions of the script's own: custom_op, a nested Function, one that fails, one that changes its input."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Changes torch's defaults: dtype, device, determinism, gradients, threads."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 

@@ -1,7 +1,5 @@
 """DistributedDataParallel in one process, with gloo."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Gradients of gradients: a penalty, and forces that a model computes inside its forward."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 from torch import Tensor, nn

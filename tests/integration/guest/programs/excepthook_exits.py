@@ -1,7 +1,5 @@
 """An excepthook that exits, with a code of its own."""
 
-from __future__ import annotations
-
 import sys
 
 from _training import train_alone

@@ -1,7 +1,5 @@
 """An excepthook that raises: Python shows both."""
 
-from __future__ import annotations
-
 import sys
 
 from _training import train_alone

@@ -1,7 +1,5 @@
 """``os._exit``: nothing runs after it."""
 
-from __future__ import annotations
-
 import atexit
 import os
 

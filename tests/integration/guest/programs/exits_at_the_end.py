@@ -1,7 +1,5 @@
 """Handlers that run at the end, in their order, the last of which exits."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 import threading

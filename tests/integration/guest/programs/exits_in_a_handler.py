@@ -1,7 +1,5 @@
 """Ends in the middle of a step: a handler of SIGTERM leaves by ``sys.exit``, past what is registered for the end."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

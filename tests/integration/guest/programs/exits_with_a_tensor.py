@@ -1,7 +1,5 @@
 """Exits with a tensor that is 0: Python prints it, and ends with 1."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

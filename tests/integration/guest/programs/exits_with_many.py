@@ -1,7 +1,5 @@
 """Exits with a tensor of several numbers, which no condition takes."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

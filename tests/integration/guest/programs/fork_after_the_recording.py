@@ -1,7 +1,5 @@
 """Forks when more steps are over than were to be recorded."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Forks; the child leaves by ``os._exit``, past everything."""
 
-from __future__ import annotations
-
 import os
 
 from _training import Training, print_end_of

@@ -1,7 +1,5 @@
 """Forks in the first step; the child leaves by ``sys.exit``, past what it has registered for its end."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

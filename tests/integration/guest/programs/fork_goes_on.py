@@ -1,7 +1,5 @@
 """Forks before the first step; the child and the parent both train, and both come to the end of the program."""
 
-from __future__ import annotations
-
 import os
 import random
 

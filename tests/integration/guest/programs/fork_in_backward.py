@@ -1,7 +1,5 @@
 """Forks while backward runs; the child goes on with it, makes another step and ends."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Forks while a module runs; the child comes back from forward, goes through backward and ends."""
 
-from __future__ import annotations
-
 import os
 import sys
 

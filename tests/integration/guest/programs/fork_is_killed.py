@@ -1,7 +1,5 @@
 """Forks; the child dies of a signal."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Forks a child that forks again; each trains and ends by ``sys.exit``."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Another thread than the one that trains forks, and the child goes on with that thread alone and leaves."""
 
-from __future__ import annotations
-
 import os
 import threading
 

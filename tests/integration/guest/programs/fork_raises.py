@@ -1,7 +1,5 @@
 """Forks; the child ends by an exception that nobody catches."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Starts another program, with code of its own between fork and exec; once there is no such program."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

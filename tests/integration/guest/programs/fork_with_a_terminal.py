@@ -1,7 +1,5 @@
 """``os.forkpty``: the child gets a terminal of its own, and ends by itself."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Workers of ``multiprocessing`` and of a ``DataLoader``, all forked, between the steps."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 

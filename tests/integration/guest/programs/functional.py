@@ -1,7 +1,5 @@
 """torch.func and forward-mode AD, in a model's forward and beside it."""
 
-from __future__ import annotations
-
 import torch
 import torch.autograd.forward_ad as forward_ad
 from _training import small_model, train

@@ -1,7 +1,5 @@
 """Goes as deep as its recursion limit lets it: in calls, and in modules that hold modules."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """Looks at the hooks of its parameters, some of which have hooks of the script's own."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 

@@ -1,7 +1,5 @@
 """Modules whose attributes, properties and methods fail, or count that they are asked."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 from torch import Tensor, nn

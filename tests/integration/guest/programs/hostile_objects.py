@@ -1,7 +1,5 @@
 """Objects all around that fail when anybody looks at them: as lazy proxies and mocks do."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 

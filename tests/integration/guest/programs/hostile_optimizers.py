@@ -1,7 +1,5 @@
 """Optimizers with odd states, and with objects in them that let nobody look."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

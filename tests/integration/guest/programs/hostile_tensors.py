@@ -1,7 +1,5 @@
 """Tensors of classes that count what they are asked, refuse it, or wrap others."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

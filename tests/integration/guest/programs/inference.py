@@ -1,7 +1,5 @@
 """Inference mode and no_grad between steps, and what may not be saved."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 from torch import Tensor

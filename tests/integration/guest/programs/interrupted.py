@@ -1,7 +1,5 @@
 """Ctrl-C, with a thread that is waited for and handlers that run at the end."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -1,7 +1,5 @@
 """Lazy modules: one that comes to be in its first forward, one that never runs and goes into no optimizer."""
 
-from __future__ import annotations
-
 import torch
 from _training import train
 from torch import nn

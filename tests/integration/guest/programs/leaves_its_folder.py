@@ -1,7 +1,5 @@
 """Works in a folder that is gone by the end."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 

@@ -1,7 +1,5 @@
 """Watches tensors, nodes and modules die: nothing of ampmem's may keep one."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Formats its own stack and tracebacks wherever torch calls it, and where it calls torch: all frames are its own."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from typing import Any

@@ -1,7 +1,5 @@
 """Looks at what it failed with when it ends, as a debugger does."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 import traceback

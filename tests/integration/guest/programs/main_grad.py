@@ -1,7 +1,5 @@
 """A Function that finds what the script has hung at a weight, as Megatron's do, in what it saved."""
 
-from __future__ import annotations
-
 import torch
 from _training import train
 from torch import Tensor, nn

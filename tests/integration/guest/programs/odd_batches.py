@@ -1,7 +1,5 @@
 """Batches of any class, from a DataLoader and by hand."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 

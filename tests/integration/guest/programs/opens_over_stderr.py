@@ -1,7 +1,5 @@
 """Closes standard error, and opens a file of its own, which gets the descriptor; later a stream of its own, too."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

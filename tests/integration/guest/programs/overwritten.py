@@ -1,7 +1,5 @@
 """Overwrites what autograd saved, and prints what torch says of it, with anomaly mode and without."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 

@@ -1,7 +1,5 @@
 """Hooks of the script's own, of every kind, in the order in which they are called."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 from torch import nn

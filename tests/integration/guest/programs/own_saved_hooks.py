@@ -1,7 +1,5 @@
 """Saved-tensor hooks of the script's own, of every kind that torch has."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 from torch.autograd.graph import (

@@ -1,7 +1,5 @@
 """Starts ``torch.profiler`` itself, in the middle of training."""
 
-from __future__ import annotations
-
 import os
 
 from _seen import print_left_in_torch

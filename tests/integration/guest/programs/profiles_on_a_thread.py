@@ -1,7 +1,5 @@
 """Another thread starts and stops ``torch.profiler`` beside the one that trains, again and again."""
 
-from __future__ import annotations
-
 import os
 import threading
 

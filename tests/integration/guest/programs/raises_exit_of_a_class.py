@@ -1,7 +1,5 @@
 """SystemExit of a class of the program's own, with a code that is no number."""
 
-from __future__ import annotations
-
 from _training import train_alone
 
 

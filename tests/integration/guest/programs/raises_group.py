@@ -1,7 +1,5 @@
 """A group of exceptions that came out of torch."""
 
-from __future__ import annotations
-
 import torch
 from _training import train_alone
 

@@ -1,7 +1,5 @@
 """Two exceptions, each the cause of the other."""
 
-from __future__ import annotations
-
 from _training import train_alone
 
 train_alone(1)

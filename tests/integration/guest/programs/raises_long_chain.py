@@ -1,7 +1,5 @@
 """Four hundred exceptions, each while the one before was handled; only the last is shown."""
 
-from __future__ import annotations
-
 from _training import train_alone
 
 train_alone(1)

@@ -1,7 +1,5 @@
 """A message of a million characters in one line."""
 
-from __future__ import annotations
-
 from _training import train_alone
 
 train_alone(1)

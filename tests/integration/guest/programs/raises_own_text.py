@@ -1,7 +1,5 @@
 """A message of a class of the program's own, none of whose methods work."""
 
-from __future__ import annotations
-
 from _training import train_alone
 
 

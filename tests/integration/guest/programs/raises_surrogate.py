@@ -1,7 +1,5 @@
 """A message that has no UTF-8: with a lone surrogate, as the name of a file may have one."""
 
-from __future__ import annotations
-
 from _training import train_alone
 
 train_alone(1)

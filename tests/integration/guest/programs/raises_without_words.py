@@ -1,7 +1,5 @@
 """An exception that cannot say what it is: its ``__str__`` raises, in the middle of a step."""
 
-from __future__ import annotations
-
 from _training import train_alone
 
 

@@ -1,7 +1,5 @@
 """Reads its own source and names, as tools for configuration do."""
 
-from __future__ import annotations
-
 import inspect
 import linecache
 import sys

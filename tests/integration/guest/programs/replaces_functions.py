@@ -1,7 +1,5 @@
 """Replaces functions of Python's that others use too, by some that fail."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import os

@@ -1,7 +1,5 @@
 """Puts streams of its own in the place of standard output and error, and shows in the end what they got."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """Looks at what autograd saved, by identity, and puts hooks of its own on it."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 from torch import Tensor, nn

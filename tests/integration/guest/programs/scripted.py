@@ -1,7 +1,5 @@
 """Modules that torch.jit traced or scripted, alone and inside another."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 

@@ -1,7 +1,5 @@
 """Prints who handles each signal, in each forward and at the end; sets a handler of its own in between."""
 
-from __future__ import annotations
-
 import faulthandler
 import signal
 

@@ -1,7 +1,5 @@
 """A timer whose handler raises, in the middle of anything, while 40 steps are tried."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A handler that raises, in forward, in backward and in the update; the program catches it and goes on."""
 
-from __future__ import annotations
-
 import signal
 from types import FrameType
 

@@ -1,7 +1,5 @@
 """Every warning is an error, in the script and in what torch says of its objects."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

@@ -1,7 +1,5 @@
 """Swaps tensors, which torch refuses where anybody has a weak reference to one: weights, results, casts, copies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Tensors of every kind that torch has, in a model's forward."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

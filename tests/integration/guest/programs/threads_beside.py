@@ -1,7 +1,5 @@
 """Other threads allocate and train beside the one that trains; one leaves by ``sys.exit``, one fails."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

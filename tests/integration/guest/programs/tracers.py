@@ -1,7 +1,5 @@
 """Traces modules with what torch has for it: FX, make_fx, export, fake tensors."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 from torch import fx

@@ -1,7 +1,5 @@
 """Follows its own lines and calls with ``sys.settrace``, ``sys.setprofile`` and an audit hook, as coverage does."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from types import FrameType

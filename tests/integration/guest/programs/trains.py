@@ -1,7 +1,5 @@
 """Nothing out of the ordinary: a model, an optimizer, three steps and what is left after them."""
 
-from __future__ import annotations
-
 import random
 
 import torch

@@ -1,7 +1,5 @@
 """Trains without a module and without an optimizer: there is nothing to record."""
 
-from __future__ import annotations
-
 import torch
 
 torch.manual_seed(0)

@@ -3,8 +3,6 @@
 Each thread sees its own losses. Threads change as often as Python can, so that they meet in the middle of everything.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 

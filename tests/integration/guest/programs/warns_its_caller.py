@@ -1,7 +1,5 @@
 """A warning that is to name the caller of the program, which has none."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

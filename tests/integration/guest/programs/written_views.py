@@ -1,7 +1,5 @@
 """Writes into views, of tensors for which torch keeps how a view is made: it asks for the view's node in between."""
 
-from __future__ import annotations
-
 import torch
 from _training import small_model, train
 from torch import Tensor, nn

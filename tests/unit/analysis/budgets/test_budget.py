@@ -1,7 +1,5 @@
 """How budgets are written, on the command line and in pyproject.toml."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """%%ampmem in a shell of this process: what runs, what is shown, and what is left of it."""
 
-from __future__ import annotations
-
 import builtins
 import re
 import sys

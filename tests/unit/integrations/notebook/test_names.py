@@ -1,7 +1,5 @@
 """What a cell does to names, as far as its code tells."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampmem.integrations.notebook.cells import names_of

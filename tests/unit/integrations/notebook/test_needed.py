@@ -1,7 +1,5 @@
 """Which earlier cells a cell needs, and what is left out."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampmem.integrations.notebook.cells import Needed, cells_needed, untold

@@ -1,7 +1,5 @@
 """What can be written after %%ampmem."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

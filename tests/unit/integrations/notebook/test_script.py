@@ -1,7 +1,5 @@
 """Cells as a script: run in a process of their own, without a recording."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A few steps of a training that others run: when they are recorded, what is said, and that nothing ends it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

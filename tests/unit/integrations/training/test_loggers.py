@@ -1,7 +1,5 @@
 """Loggers of all kinds: which one an object is, and what it is given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """``ampmem.log_to`` around a loop that is written by hand."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from types import SimpleNamespace

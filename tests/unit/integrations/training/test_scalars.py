@@ -1,7 +1,5 @@
 """What a recording is in numbers for a logger."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -14,11 +12,9 @@ from ampmem.integrations.loggers import PEAK, REQUESTED, LoggedRow, largest_row,
 
 def steps_of(*sizes: int) -> Summary:
     """A run whose steps have so many bytes of temporaries at their peaks, and a parameter of 40 bytes."""
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step, size in enumerate(sizes):
-        story.begin(step)
-        story.enter(Phase.BACKWARD)
+        story.begin(step, Phase.BACKWARD)
         story.alloc(0x2000, size)
         story.free(0x2000)
         story.end()

@@ -1,7 +1,5 @@
 """The table of allocations: what Python's csv reads of it, and what pandas does without any option."""
 
-from __future__ import annotations
-
 import csv
 import warnings
 from collections.abc import Sequence
@@ -41,14 +39,12 @@ def text_in(cell: str) -> str:
 def odd_run(texts: Sequence[str]) -> Recording:
     """Each text as a name, an op, a module and a stack's frame, each in an allocation of its own."""
     story = Story()
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     for number, text in enumerate(texts):
         address = 0x1000 + 0x100 * number
         story.alloc(address, 8, op=text, module=text, stack=f"a folder/{text}.py:{number + 1} main")
         story.fact(Fact.PARAMETER, address, text)
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     return story.recording()
 
 
@@ -74,8 +70,7 @@ def test_a_table_has_a_row_for_each_allocation(tmp_path: Path) -> None:
 
 def test_the_table_has_types_and_shapes(tmp_path: Path) -> None:
     story = small_run()
-    story.alloc(0x70000, 8)
-    story.fact(Fact.OUTPUT, 0x70000, dtype="float32", shape="[1, 2]")
+    story.tensor(Fact.OUTPUT, 0x70000, 8, dtype="float32", shape="[1, 2]")
     first, *_, last = rows_of(tmp_path, story.recording())
     assert (first["dtype"], first["shape"], last["dtype"], last["shape"]) == ("?", "?", "float32", "[1, 2]")
 
@@ -197,8 +192,7 @@ def test_pandas_has_the_categories_of_the_peak(tmp_path: Path) -> None:
 def test_pandas_has_one_type_for_a_column_however_long_it_is(tmp_path: Path) -> None:
     """pandas reads a long file in parts of 256 KiB and guesses the types of each part."""
     story = Story()
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     for number in range(18_000):
         story.alloc(0x1000 + number, 8, op="" if number < 12_000 else "nan", module="" if number < 12_000 else "0")
     story.end()

@@ -1,7 +1,5 @@
 """Recordings in other tools' formats, read back with those tools where they are there."""
 
-from __future__ import annotations
-
 import pickle
 import pickletools
 import tracemalloc
@@ -311,8 +309,7 @@ def test_fields_are_what_protobuf_reads(name: str, uuid: int) -> None:
 
 def empty() -> Story:
     story = Story()
-    story.begin(0)
-    story.enter(Phase.BACKWARD)
+    story.begin(0, Phase.BACKWARD)
     story.end()
     return story
 
@@ -386,11 +383,9 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def long_run(steps: int) -> Recording:
-    story = Story()
-    story.parameter(0x1000, "weight", 10)
+    story = Story(weight=10)
     for step in range(steps):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         for address in range(0x10_000, 0x10_000 + 100 * 1024, 1024):
             story.alloc(address, 1000, op="aten::mm", stack="train.py:1 main")
         story.enter(Phase.BACKWARD)

@@ -1,7 +1,5 @@
 """The timeline as a plotly figure, read back with plotly."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

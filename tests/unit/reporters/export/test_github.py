@@ -1,43 +1,47 @@
 """What GitHub shows of a check: a table, and the lines that grew; whatever the names are, they stay text."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from checked import MIB, result, run
+from golden_sections import Golden
 
+from ampmem.analysis.budgets.check import CheckResult
 from ampmem.reporters.export.github import ANNOTATIONS, commands, harmless, markdown
-from ampmem.reporters.text.check import render_check
 
 HOSTILE = "x`|](javascript:1)<b>\n::error::y\r%0A::stop-commands::z\x1b[2J, @me #1 ##[error]"
 
 
-def test_a_table_of_limits_and_of_what_grew() -> None:
-    text = markdown([result(run(saved=3 * MIB), run(), activations="5MiB")], Path("/elsewhere"))
-    lines = text.split("\n")
-    assert lines[0].startswith("### ❌ run&#58; broken&#58; peak 4.0 MiB, 2.0 MiB more than the 2.0 MiB of main.ampmem")
-    assert "| activations | budget | 5.0 MiB | 3.0 MiB | kept |" in lines
-    assert "| peak | baseline | 2.0 MiB | 4.0 MiB | **BROKEN by 2.0 MiB** |" in lines
-    grew = "| 2.0 MiB | 1.0 MiB | 3.0 MiB | activations | mm in encoder.0 | /repo/net.py&#58;7 Net.forward |"
-    assert lines.count(grew) == 1
-    assert "| net.py&#58;7 Net.forward |" in markdown([result(run(saved=3 * MIB), run())], Path("/repo"))
-    assert markdown([result(run(), peak="1GiB")], Path()).startswith("### ✅ run&#58; kept&#58; peak, ")
+def moved() -> CheckResult:
+    """What grew at the peak was there at another instant."""
+    changed = result(run(saved=3 * MIB), run())
+    return replace(changed, broken=tuple(replace(each, grew=(), moved=each.grew) for each in changed.broken))
 
 
-def test_the_lines_that_grew_are_annotated_in_the_users_files() -> None:
-    found = list(commands([result(run(saved=3 * MIB), run(), activations="2MiB")], Path("/repo")))
-    assert found[0].startswith("::error title=ampmem check::run: broken: peak 4.0 MiB")
-    assert found[1:] == [
-        "::error file=net.py,line=7,title=ampmem check::peak grew by 2.0 MiB here: activations, mm in encoder.0"
-    ]
-    assert len(list(commands([result(run(saved=3 * MIB), run())], Path("/elsewhere")))) == 1
-    assert list(commands([result(run(), run(), peak="1GiB")], Path("/repo"))) == []
+RESULTS = {
+    "grew": lambda: result(run(saved=3 * MIB), run(), activations="5MiB"),
+    "kept": lambda: result(run(), run(), peak="1GiB"),
+    "largest, without a baseline": lambda: result(run(saved=3 * MIB), peak="1MiB", activations="1MiB"),
+    "modules of a summary": lambda: result(run(saved=3 * MIB), run(), summary=True),
+    "only moved": moved,
+}
 
 
-def test_all_that_grew_at_a_line_is_in_its_annotation_and_a_few_bytes_elsewhere_are_not() -> None:
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_table_and_the_annotations(name: str, golden: Golden) -> None:
+    found = RESULTS[name]()
+    golden("\n".join((markdown([found], Path("/repo")), *commands([found], Path("/repo")))))
+
+
+def test_a_line_of_another_repository_is_not_annotated() -> None:
+    found = result(run(saved=3 * MIB), run())
+    assert len(list(commands([found], Path("/elsewhere")))) == 1
+    assert "| /repo/net.py&#58;7 Net.forward |" in markdown([found], Path("/elsewhere"))
+
+
+def test_all_that_grew_at_a_line_is_in_its_annotation_and_a_few_bytes_elsewhere_are_not(golden: Golden) -> None:
     changed = result(run(saved=3 * MIB, kept=MIB), run(), growth=0)
     (peak,) = [broken for broken in changed.broken if broken.key == "peak"]
     (first, *_) = peak.grew
@@ -46,33 +50,8 @@ def test_all_that_grew_at_a_line_is_in_its_annotation_and_a_few_bytes_elsewhere_
     more = replace(peak, grew=(first, again, tiny))
     (growth,) = [broken for broken in changed.broken if broken.key == "growth"]
     here = replace(growth, grew=tuple(replace(each, source_line=first.source_line) for each in growth.grew))
-    found = list(commands([replace(changed, broken=(more, here))], Path("/repo")))[1:]
-    assert found == [
-        "::error file=net.py,line=7,title=ampmem check::peak grew by 2.5 MiB here: activations, mm in encoder.0, and 1 "
-        "more; 1.0 MiB stay here from the end of step 0 to the end of step 1: other, clone"
-    ]
-    only_tiny = replace(changed, broken=(replace(peak, grew=(tiny,)),))
-    assert "line=20,title=ampmem check::peak grew by 4 B here" in list(commands([only_tiny], Path("/repo")))[1]
-
-
-def test_without_a_baseline_there_are_the_module_and_the_line_of_what_is_largest() -> None:
-    found = result(run(saved=3 * MIB), peak="1MiB", activations="1MiB")
-    lines = markdown([found], Path("/repo")).split("\n")
-    assert "| 3.0 MiB | activations | mm in encoder.0 | net.py&#58;7 Net.forward |" in lines
-    # In a terminal it is in two lines.
-    told = " ".join(render_check(found).split())
-    assert "3.0 MiB activations mm in encoder.0 at /repo/net.py:7 Net.forward" in told
-    assert list(commands([found], Path("/repo")))[1:] == [
-        "::error file=net.py,line=7,title=ampmem check::3.0 MiB of peak are allocated here: activations, "
-        "mm in encoder.0"
-    ]
-
-
-def test_of_a_summary_there_are_the_modules() -> None:
-    lines = markdown([result(run(saved=3 * MIB), run(), summary=True)], Path("/repo")).split("\n")
-    at = lines.index("| grew by | before | after | category | module |")
-    assert lines[at + 2] == "| 2.0 MiB | 1.0 MiB | 3.0 MiB | activations | - |"
-    assert "| 2.0 MiB | 1.0 MiB | 3.0 MiB | activations | encoder.0 |" in lines
+    golden("\n".join(commands([replace(changed, broken=(more, here))], Path("/repo"))))
+    golden("\n".join(commands([replace(changed, broken=(replace(peak, grew=(tiny,)),))], Path("/repo"))), "only tiny")
 
 
 def test_no_heading_is_empty() -> None:
@@ -85,15 +64,6 @@ def test_no_heading_is_empty() -> None:
         assert headings
         for i in headings:
             assert "the same as for" in lines[i] or "|" in lines[i + 1] or "another instant" in lines[i + 1], lines[i]
-
-
-def test_what_has_only_moved_is_in_no_annotation() -> None:
-    changed = result(run(saved=3 * MIB), run())
-    moved = tuple(replace(each, grew=(), moved=each.grew) for each in changed.broken)
-    assert len(list(commands([replace(changed, broken=moved)], Path("/repo")))) == 1
-    assert "2.0 MiB are more than at the baseline's instant" in markdown(
-        [replace(changed, broken=moved)], Path("/repo")
-    )
 
 
 @pytest.mark.parametrize("file", ["/repo/a,b:c%.py", f"/repo/{HOSTILE}.py", "/repo/../etc/x.py", "/repo/\0.py"])

@@ -1,7 +1,5 @@
 """The segments of an exported snapshot: those that were recorded."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The activations as bars: what is in each, against sums over what was allocated."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -19,16 +17,14 @@ FP32, BF16 = "float32", "bfloat16"
 
 
 def view_of(story: Story, dtype: str | None = BF16) -> ActivationsView | None:
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     return activations_view(summary_of(analyse(story.recording(arm=replace(ARM, dtype=dtype)))))
 
 
 def begun() -> Story:
     story = Story()
     story.parameter(0x10, "weight", 1)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     return story
 
 

@@ -1,7 +1,5 @@
 """Modules become one script, or an error that says which line is in the way."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

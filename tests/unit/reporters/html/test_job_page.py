@@ -1,7 +1,5 @@
 """The page of a job's ranks as a file: whose pages are in it, and what becomes of ranks that are not there."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path

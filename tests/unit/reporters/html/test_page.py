@@ -1,7 +1,5 @@
 """The page as a file: what is in it, what its policy allows, how it is written, and what becomes of odd recordings."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """Colours that are told apart, by people with and without a colour-vision deficiency."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from colours import difference, least_difference

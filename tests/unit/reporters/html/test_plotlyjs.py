@@ -1,7 +1,5 @@
 """The drawing library in the package: which one it is, as it was published, and with its licence in the wheel."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

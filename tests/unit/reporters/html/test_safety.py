@@ -1,7 +1,5 @@
 """What gets into the page stays text, whatever it is."""
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata

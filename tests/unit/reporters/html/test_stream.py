@@ -1,7 +1,5 @@
 """The packed events: what a browser unpacks is what the analysis has, at every event."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -99,8 +97,7 @@ def test_a_kind_says_all_that_the_tables_say_of_an_allocation() -> None:
     story = small_run()
     story.begin(9)
     for address, size, shape in ((0x90000, 1000, "[10, 25]"), (0x91000, 4, "[]")):
-        story.alloc(address, size, stack="train.py:9 main")
-        story.fact(Fact.OUTPUT, address, dtype="float32", shape=shape)
+        story.tensor(Fact.OUTPUT, address, size, stack="train.py:9 main", dtype="float32", shape=shape)
     story.end()
     analysis = analyse(story.recording())
     stream, position = exact(packed_exactly(analysis)), len(analysis.recording.events)

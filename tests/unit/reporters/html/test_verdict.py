@@ -1,7 +1,5 @@
 """What the page opens with: bars that are as long as their bytes, and nothing that needs a script."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -20,20 +18,14 @@ NO_CACHE = replace(ARM, name="amp-nocache", cache=False)
 
 def run(arm: ArmRecord, activations: int, copies: int = 0) -> Recording:
     """A parameter of 4,000 bytes, so much of activations and of copies of weights, and the gradient."""
-    story = Story()
-    story.parameter(0x1000, "weight", 1000)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story = Story(weight=1000)
+    story.begin(0, Phase.FORWARD)
     if copies:
-        story.alloc(0x2000, copies)
-        story.fact(Fact.CAST_COPY, 0x2000, "weight")
-    story.alloc(0x3000, activations)
-    story.fact(Fact.SAVED, 0x3000, "aten::mm")
+        story.tensor(Fact.CAST_COPY, 0x2000, copies, "weight")
+    story.tensor(Fact.SAVED, 0x3000, activations, "aten::mm")
     story.enter(Phase.BACKWARD)
-    story.alloc(0x4000, 4000)
-    story.fact(Fact.GRADIENT, 0x4000, "weight")
-    story.enter(Phase.OPTIMIZER)
-    story.end()
+    story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
+    story.end(Phase.OPTIMIZER)
     return story.recording(run=RUN, arm=arm)
 
 

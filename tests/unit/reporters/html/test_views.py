@@ -1,7 +1,5 @@
 """What the page says is what ``ampmem show`` says."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -314,8 +312,7 @@ def one_step(events: bool = True) -> Story:
     story.begin(0)
     if events:
         story.parameter(0x1000, "weight", 0)
-    story.enter(Phase.BACKWARD)
-    story.end(loss=None)
+    story.end(Phase.BACKWARD, loss=None)
     return story
 
 

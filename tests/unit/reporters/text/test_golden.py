@@ -1,7 +1,5 @@
 """``show`` at four widths is as it was last read; ``tests/unit/golden_texts.py`` says how to make the files anew."""
 
-from __future__ import annotations
-
 import pytest
 from golden_texts import FOLDER, texts
 

@@ -1,13 +1,12 @@
 """What is said first of the ranks of a job, and of which nothing is proven."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from build import ARM, Story
 from failures import ended
+from golden_sections import Golden
 from jobs import pipeline, rank_recording, run_of, runs_of, with_missing
 
 from ampmem.analysis.ranks.jobs import RankRun
@@ -32,15 +31,13 @@ def out_of_memory(rank: int, of: int) -> RankRun:
     story = Story()
     story.parameter(0x1000, "layers.0.weight", 100)
     for step in range(2):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
+        story.begin(step, Phase.FORWARD)
         story.alloc(0x2000, 200 + 4000 * step)
         story.fact(Fact.OUTPUT, 0x2000, "aten::mm", "layers.0")
         if step == 0:
             story.enter(Phase.BACKWARD)
             story.free(0x2000)
-            story.enter(Phase.OPTIMIZER)
-            story.end()
+            story.end(Phase.OPTIMIZER)
             story.enter(Phase.BETWEEN)
     story.now += 10
     recording = ended(story, story.now, (400, 4200), step=1)
@@ -55,24 +52,6 @@ def test_ranks_are_counted_in_runs() -> None:
         "0-2, 5, 7, 8",
     ]
     assert (ranks_named((3,)), ranks_named((1, 2))) == ("rank 3", "ranks 1, 2")
-
-
-def test_equal_ranks_need_the_same() -> None:
-    assert said(merge(runs_of(8))).startswith("All 8 ranks need the same, 1.5 MiB at the peak, in backward of step 1: ")
-
-
-def test_the_worst_is_held_against_the_median_rank() -> None:
-    text = said(merge(runs_of(8, each={3: {"activations": 1000}})))
-    assert text == (
-        "Rank 3 of 8 is the worst, with 1.7 MiB at the peak, in backward of step 1, 13 % above the median rank (4): it "
-        "has 200.0 KiB more in activations."
-    )
-
-
-def test_where_the_median_is_as_bad_the_least_is_what_differs() -> None:
-    text = said(merge(runs_of(8, each={3: {"activations": 600}})))
-    assert text.startswith("Ranks 0-2, 4-7 of 8 are the worst, with 1.5 MiB each at the peak")
-    assert "15 % above rank 3, which needs the least: they have 200.0 KiB more in activations." in text
 
 
 def test_the_peak_of_a_rank_is_what_its_allocator_has_handed_out() -> None:
@@ -103,43 +82,13 @@ def test_the_peak_of_a_rank_is_what_its_allocator_has_handed_out() -> None:
     assert head.split()[-1] == "rounding"
 
 
-def test_a_small_difference_is_called_one() -> None:
-    text = said(merge(runs_of(2, each={1: {"activations": 804}})))
-    assert (
-        text
-        == "The ranks hardly differ at their peaks, in backward of step 1: 1.54 MiB on rank 1 and 1.53 MiB on rank 0."
-    )
-
-
-def test_what_one_has_more_of_and_another_makes_up_for_is_said_all_the_same() -> None:
-    text = said(merge(runs_of(2, each={1: {"activations": 1101, "weights": 156}})))
-    assert text.startswith("The ranks hardly differ")
-    assert "But rank 1 has 301.0 KiB more in activations, 100.0 KiB less in parameters" in text
-
-
-def test_out_of_memory_is_said_first() -> None:
-    merged = merge([run_of(rank_recording(0, 2)), out_of_memory(1, 2)])
-    assert said(merged).startswith("Rank 1 of 2 ran out of memory at 4.5 KiB. ")
-
-
-def test_of_what_does_not_add_up_there_is_no_verdict() -> None:
+def test_of_what_does_not_add_up_there_is_no_verdict(golden: Golden) -> None:
     recording = rank_recording(1, 3)
     events = replace(recording.events, allocated=recording.events.allocated + np.int64(4096))
     runs = [*runs_of(3)[::2], run_of(replace(recording, events=events))]
-    merged = merge(runs)
-    assert said(merged).startswith("No verdict: the sums of rank 1 differ from the allocator's")
-    text = render_ranks(merged)
-    assert "WARNING" in text and "rank 1: the sums differ from the allocator's by up to 4.0 KiB" in text
+    golden(render_ranks(merge(runs)))
     amp = [run_of(rank_recording(rank, 3, arm=ARM), "amp") for rank in range(3)]
-    assert render_jobs(merge_all([*runs, *amp])).startswith("No verdict: the sums of rank 1 of fp32")
-
-
-def test_who_is_missing_is_said_with_the_reason() -> None:
-    assert list(absences(merge(with_missing()))) == [
-        "rank 1 has no file",
-        "rank 3 is left out: train.rank3-of-5.ampmem is not an ampmem recording, or it is damaged (it is empty)",
-        "rank 2 is left out: it ended no step after step 0; its recording does not say why, it may have been killed",
-    ]
+    golden(render_jobs(merge_all([*runs, *amp])), "in two precisions")
 
 
 def killed(run: RankRun) -> RankRun:
@@ -149,59 +98,21 @@ def killed(run: RankRun) -> RankRun:
     return replace(run, ended=False, notes=(*run.notes, NOT_ENDED), entry=entry)
 
 
-def test_a_rank_that_was_killed_is_named_first_though_all_ended_the_same_step() -> None:
-    merged = merge([run_of(rank_recording(0, 2)), killed(run_of(rank_recording(1, 2)))])
-    assert list(doubts(merged)) == [
-        "rank 1 was killed, or its machine went away, in the step after step 1: its recording has no end"
-    ]
-    assert "WARNING  rank 1 was killed" in render_ranks(merged)
-
-
-def test_a_rank_that_was_killed_before_the_others_got_on() -> None:
-    merged = merge(
-        [run_of(rank_recording(0, 3)), killed(run_of(rank_recording(1, 3, steps=1))), run_of(rank_recording(2, 3))]
-    )
-    assert list(absences(merged)) == ["rank 1 is left out: it ended no step after step 0, see the warning"]
-
-
-def test_a_rank_that_failed_is_named() -> None:
-    recording = rank_recording(1, 2)
-    failure = FailureRecord(kind=FailureKind.RAISED, message="the data ran out", error="ValueError")
-    failed = run_of(replace(recording, run=replace(recording.run, failure=failure)))
-    assert list(absences(merge([run_of(rank_recording(0, 2)), failed]))) == [
-        "rank 1 failed after step 1: ValueError: the data ran out"
-    ]
-
-
-def test_a_rank_behind_the_others_is_named() -> None:
-    merged = merge([run_of(rank_recording(rank, 2, steps=3 - rank)) for rank in range(2)])
-    assert list(absences(merged)) == ["rank 1 recorded no step after step 1; rank 0 went on to step 2"]
-
-
-def test_ranks_that_are_simulated_alone_do_not_miss_the_others() -> None:
-    recordings = [rank_recording(rank, 64) for rank in (0, 63)]
-    simulated = [replace(item, run=replace(item.run, source=SourceKind.SIMULATED)) for item in recordings]
-    assert list(absences(merge(list(map(run_of, simulated))))) == []
-
-
-def test_worst_ranks_with_other_parameters_are_no_verdict_on_precision() -> None:
-    fp32 = pipeline()
+def test_worst_ranks_with_other_parameters_are_no_verdict_on_precision(golden: Golden) -> None:
     amp = [
         run_of(rank_recording(rank, 8, arm=ARM, activations=200 + 400 * (rank // 2), weights=200 + 10 * (rank // 2)))
         for rank in range(8)
     ]
-    text = render_jobs(merge_all([*fp32, *amp]))
-    assert text.startswith("On the worst rank of each precision, peaks: fp32 rank 0 2.1 MiB, amp rank 6 2.0 MiB.")
-    assert "the parameters differ" in text
+    golden(render_jobs(merge_all([*pipeline(), *amp])))
 
 
-def test_notes_that_differ_in_figures_alone_are_said_once() -> None:
-    runs = [
-        run_of(replace(rank_recording(rank, 3), notes=(f"{rank + 1}.5 MiB were freed by other threads",)))
-        for rank in range(3)
-    ]
-    assert "note (ranks 0-2; the figures are those of rank 0): 1.5 MiB were freed by other threads" in render_ranks(
-        merge(runs)
+def test_notes_that_differ_in_figures_alone_are_said_once(golden: Golden) -> None:
+    recordings = [rank_recording(rank, 3) for rank in range(3)]
+    notes = [f"{rank + 1}.5 MiB were freed by other threads" for rank in range(3)]
+    golden(
+        render_ranks(
+            merge([run_of(replace(each, notes=(note,))) for each, note in zip(recordings, notes, strict=True)])
+        )
     )
 
 
@@ -216,40 +127,10 @@ def test_many_ranks_that_differ_fit_a_terminal(width: int) -> None:
     assert "63 worst" in text and "\x1b" not in text
 
 
-def test_two_ranks_are_both() -> None:
-    assert said(merge(runs_of(2))).startswith("Both ranks need the same, 1.5 MiB at the peak")
-
-
-def test_what_is_twice_as_much_and_more_is_said_in_times() -> None:
-    text = said(merge(runs_of(2, each={1: {"activations": 8000}})))
-    assert ", 5.6 times that of rank 0: it has 7.0 MiB more in activations" in text
-
-
-def test_a_peak_while_loading_data() -> None:
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 1000)
-    story.begin(0)
-    story.enter(Phase.DATA)
-    story.alloc(0x2000, 5000)
-    story.free(0x2000)
-    story.enter(Phase.FORWARD)
-    story.enter(Phase.BACKWARD)
-    story.enter(Phase.OPTIMIZER)
-    story.end()
-    recording = story.recording()
-    runs = [run_of(replace(recording, run=replace(recording.run, rank=rank, world_size=2))) for rank in range(2)]
-    assert said(merge(runs)).startswith(
-        "Both ranks need the same, 8.8 KiB at the peak, while loading data, in step 0: "
-    )
-
-
-def test_ranks_of_two_launches_have_no_verdict_and_a_warning_first() -> None:
+def test_ranks_of_two_launches_have_no_verdict_and_a_warning_first(golden: Golden) -> None:
     recordings = [rank_recording(rank, 3, activations=800 + 100 * rank) for rank in range(3)]
     runs = [run_of(replace(each, run=replace(each.run, job="ab"[each.run.rank == 2]))) for each in recordings]
-    text = " ".join(render_ranks(merge(runs)).split())
-    assert text.startswith("No verdict on one job: these are ranks of several launches, see the warning. ")
-    assert "WARNING these are ranks of 2 launches of the script: ranks 0, 1; rank 2." in text
-    assert "each rank at its own peak of step 1" in text
+    golden(render_ranks(merge(runs)))
 
 
 def test_each_machine_of_a_job_has_a_launcher_of_its_own() -> None:
@@ -281,14 +162,9 @@ def test_where_no_place_differs_there_is_no_column_of_places() -> None:
     assert "mesh" in render_ranks(merge(pipeline()))
 
 
-def test_what_is_next_can_be_copied_and_is_aligned() -> None:
+def test_what_is_next_can_be_copied_and_is_aligned(golden: Golden) -> None:
     runs = [run_of(rank_recording(rank, 2, activations=800 + 100 * rank), "my run") for rank in range(2)]
-    text = render_ranks(merge(runs), files=[str(run.path) for run in runs])
-    assert text.splitlines()[-3:] == [
-        "next: ampmem report 'my run'.rank*-of-2.ampmem      all of it as a page",
-        "      ampmem show --all 'my run'.rank*-of-2.ampmem  every table",
-        "      ampmem show 'my run.rank1-of-2.ampmem'        the worst rank by itself",
-    ]
+    golden(render_ranks(merge(runs), files=[str(run.path) for run in runs]))
 
 
 def test_a_small_category_never_displaces_a_large_one() -> None:
@@ -300,3 +176,59 @@ def test_a_small_category_never_displaces_a_large_one() -> None:
     assert lines[2].split() == ["0", "1,568.0", "256.0", "800.0", "512.0"]
     wide = render_ranks(merged, layout=Layout(width=100)).partition(caption)[2].splitlines()
     assert "cast" in wide[0] and "all else" not in wide[1]
+
+
+def loading() -> list[RankRun]:
+    """Two ranks whose peaks are while they load data."""
+    story = Story()
+    story.parameter(0x1000, "layers.0.weight", 1000)
+    story.begin(0, Phase.DATA)
+    story.alloc(0x2000, 5000)
+    story.free(0x2000)
+    story.enter(Phase.FORWARD)
+    story.enter(Phase.BACKWARD)
+    story.end(Phase.OPTIMIZER)
+    recording = story.recording()
+    return [run_of(replace(recording, run=replace(recording.run, rank=rank, world_size=2))) for rank in range(2)]
+
+
+def ranks(*steps: int) -> list[RankRun]:
+    """As many ranks, which recorded so many steps each."""
+    return [run_of(rank_recording(rank, len(steps), steps=many)) for rank, many in enumerate(steps)]
+
+
+def failed() -> list[RankRun]:
+    recording = rank_recording(1, 2)
+    failure = FailureRecord(kind=FailureKind.RAISED, message="the data ran out", error="ValueError")
+    return [run_of(rank_recording(0, 2)), run_of(replace(recording, run=replace(recording.run, failure=failure)))]
+
+
+def simulated() -> list[RankRun]:
+    """Ranks that were simulated alone, and do not miss the others."""
+    recordings = [rank_recording(rank, 64) for rank in (0, 63)]
+    return [run_of(replace(item, run=replace(item.run, source=SourceKind.SIMULATED))) for item in recordings]
+
+
+JOBS = {
+    "equal": lambda: runs_of(8),
+    "both equal": lambda: runs_of(2),
+    "the worst beside the median": lambda: runs_of(8, each={3: {"activations": 1000}}),
+    "the median as bad as the worst": lambda: runs_of(8, each={3: {"activations": 600}}),
+    "twice as much": lambda: runs_of(2, each={1: {"activations": 8000}}),
+    "a small difference": lambda: runs_of(2, each={1: {"activations": 804}}),
+    "more of one and less of another": lambda: runs_of(2, each={1: {"activations": 1101, "weights": 156}}),
+    "out of memory": lambda: [run_of(rank_recording(0, 2)), out_of_memory(1, 2)],
+    "while loading data": loading,
+    "missing": with_missing,
+    "killed in the last step": lambda: [run_of(rank_recording(0, 2)), killed(run_of(rank_recording(1, 2)))],
+    "killed before the others": lambda: [killed(run) if run.rank == 1 else run for run in ranks(2, 1, 2)],
+    "failed": failed,
+    "behind": lambda: ranks(3, 2),
+    "simulated alone": simulated,
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_is_said_first_of_a_job(name: str, golden: Golden) -> None:
+    merged = merge(JOBS[name]())
+    golden("\n".join((said(merged), *absences(merged), *doubts(merged))))

@@ -1,7 +1,5 @@
 """Every text at every width of a terminal: no line is wider than that, and no number is cut or missing."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -53,23 +51,29 @@ def transformer(layers: int = 12) -> Recording:
     story.parameter(0x999, "transformer.wte.weight", 406_382_592)
     for at, name in enumerate(names):
         story.parameter(0x1000 + at, f"{name}.weight", 2_359_296)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     for at, name in enumerate(names):
         stack = (
             "/home/someone/2024-06-01/nano-gpt-124M/train.py:9 main\n/home/someone/nano-gpt-124M/model.py:42 forward"
         )
-        story.alloc(0x2000 + at, 4_718_592, op="aten::_to_copy", module=name, stack=stack)
-        story.fact(Fact.CAST_COPY, 0x2000 + at, f"{name}.weight", name)
-        story.alloc(0x3000 + at, 12_345_678, op="aten::_scaled_dot_product_attention", module=name, stack=stack)
-        story.fact(Fact.SAVED, 0x3000 + at, "ScaledDotProductFlashAttentionBackward0", name, "bfloat16")
+        story.tensor(
+            Fact.CAST_COPY, 0x2000 + at, 4_718_592, f"{name}.weight", module=name, op="aten::_to_copy", stack=stack
+        )
+        story.tensor(
+            Fact.SAVED,
+            0x3000 + at,
+            12_345_678,
+            "ScaledDotProductFlashAttentionBackward0",
+            module=name,
+            op="aten::_scaled_dot_product_attention",
+            stack=stack,
+            dtype="bfloat16",
+        )
     story.enter(Phase.BACKWARD)
     for at, name in enumerate(names):
-        story.alloc(0x5000 + at, 9_437_184)
-        story.fact(Fact.GRADIENT, 0x5000 + at, f"{name}.weight")
+        story.tensor(Fact.GRADIENT, 0x5000 + at, 9_437_184, f"{name}.weight")
         story.free(0x2000 + at, 0x3000 + at)
-    story.enter(Phase.OPTIMIZER)
-    story.end(loss=10.8249, scale=65536.0)
+    story.end(Phase.OPTIMIZER, loss=10.8249, scale=65536.0)
     run = replace(RUN, device_name="NVIDIA H100 80GB HBM3 on node-0042.cluster-17", script="-m nano_gpt_124M.train")
     return story.recording(run=run, notes=["the loss of the first 1,024 micro-batches was not seen, nor 3 others"])
 
@@ -292,12 +296,10 @@ def test_layers_of_other_sizes_keep_their_rows() -> None:
     story = Story()
     for at, count in enumerate((1000, 9000, 1000, 1000)):
         story.parameter(0x1000 + at, f"net.{at}.weight", count)
-    story.begin(0)
-    story.enter(Phase.FORWARD)
+    story.begin(0, Phase.FORWARD)
     story.alloc(0x2000, 100)
     story.fact(Fact.SAVED, 0x2000, "aten::mm", "net.0")
-    story.enter(Phase.BACKWARD)
-    story.end()
+    story.end(Phase.BACKWARD)
     text = of_run(story.recording())(Layout(width=100))
     rows = [line.split() for line in text.splitlines() if line.startswith("net.")]
     assert [row[:3] for row in rows] == [["net.*", "(3)", "11.7"], ["net.1", "35.2", "KiB"]]

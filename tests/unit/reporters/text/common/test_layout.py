@@ -1,7 +1,5 @@
 """Texts fit where they are read: a terminal of any width, with or without colour, or a pipe."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -54,11 +52,14 @@ def odd(name: str) -> Summary:
     story.begin(0)
     for number_of, fact in enumerate(Fact):
         story.enter(Phase.FORWARD if number_of % 2 else Phase.OPTIMIZER)
-        story.alloc(0x2000 + number_of, 900 * 2**40, op=name, module=name, stack=f"{name}:1 {name}\n{name}:2 f")
-        story.fact(fact, 0x2000 + number_of, name, name)
+        story.tensor(
+            fact, 0x2000 + number_of, 900 * 2**40, name, module=name, op=name, stack=f"{name}:1 {name}\n{name}:2 f"
+        )
     for phase in Phase:
         story.enter(phase)
         story.alloc(0x3000, 2**50, stack=name)
+        if phase == Phase.BACKWARD:
+            story.tensor(Fact.MASTER_COPY, 0x4000, 2**50, name)
         story.free(0x3000)
     story.end(loss=-1.23456e-300, scale=2.0**128)
     story.enter(Phase.BACKWARD)
@@ -88,6 +89,7 @@ def test_no_line_is_wider_than_the_terminal(name: str) -> None:
             layout=Layout(width=width),
         )
         assert max(map(columns, text.splitlines())) <= width, width
+        assert all(character.isprintable() or character == "\n" for character in text)
 
 
 def test_no_line_of_a_comparison_is_wider_than_the_terminal() -> None:
