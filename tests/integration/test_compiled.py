@@ -81,6 +81,7 @@ else:
 for _ in range(3):
     step(torch.randn(16, 32, device=device))
 print(dict(counters["stats"]), sum(counters["graph_break"].values()))
+print(how != "step" and dict(counters["frames"]))  # there torch imports parts of its own meanwhile
 """
 WEIGHTS = {f"blocks.{number}.{name}.weight" for number in (0, 1) for name in ("up", "down")}
 BIASES = {"blocks.0.up.bias", "blocks.1.up.bias"}
@@ -136,7 +137,9 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-HOWS = ("model", "model", "checkpoint", "blocks", "break", "in_place", "step") if CUDA else ("model", "break")
+HOWS = (
+    ("model", "model", "checkpoint", "blocks", "break", "in_place", "step") if CUDA else ("model", "break", "in_place")
+)
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, id=f"{number}-{how}") for number, how in enumerate(HOWS)])

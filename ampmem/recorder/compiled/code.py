@@ -277,5 +277,6 @@ def _facts(time_ns: int, address: int, name: Name, names: Names, text_id: Any) -
         parameter = names.parameter(each.cast) if each.cast else 0
         if parameter:  # a copy in memory that is for something else has none of its own
             where, dtype, shape = address if held.cast else 0, text_id(each.dtype), text_id(each.shape)
-            rows.append((time_ns, where, int(Fact.CAST_COPY), parameter, name.module, dtype, shape))
+            for fact in (Fact.CAST_COPY, Fact.COMPILED):
+                rows.append((time_ns, where, int(fact), parameter, name.module, dtype, shape))
     return rows

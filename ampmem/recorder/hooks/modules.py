@@ -124,6 +124,7 @@ class ModuleHooks:
         if not torch.compiler.is_compiling():
             self._look_at_new(module)
 
+    @never_compiled
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Note that ``module`` is about to run."""
         # First of all: dynamo traces the hooks too, and anything else here would break the script's graph.
@@ -192,6 +193,7 @@ class ModuleHooks:
             self._before_transform = self._listener.transform_started()
         self._running.append((id(module), 0, 0))
 
+    @never_compiled
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Torch calls it with (module, args, result) if the forward raised.
         if not torch.compiler.is_compiling() and not self._ends_inside(module):
