@@ -160,6 +160,8 @@ def install(mode: Any, watcher: Watcher, stream: Callable[[], int]) -> Undo:
 
 
 _REMEMBERS = type(functools.cache(len))
+_ONCE = ("init", "register")
+"""Parts of the names of functions that remember only that they have added patterns; added twice, these are an error."""
 
 
 def _forget_answers() -> None:
@@ -170,7 +172,7 @@ def _forget_answers() -> None:
     for owner in owners:
         for value in list(vars(owner).values()):
             function = getattr(value, "__func__", value) if isinstance(value, classmethod | staticmethod) else value
-            if isinstance(function, _REMEMBERS):
+            if isinstance(function, _REMEMBERS) and not any(word in function.__name__ for word in _ONCE):
                 function.cache_clear()
     torch._dynamo.device_interface.caching_worker_device_properties.clear()
 
