@@ -150,6 +150,17 @@ def test_inputs_that_are_not_aligned_are_copied(tmp_path: Path) -> None:
     assert peaks == [8192, 16_384, 8192, 16_384]
 
 
+def test_dynamo_leaves_recurrent_layers_uncompiled_as_on_a_gpu(tmp_path: Path) -> None:
+    simulation = Simulation(find_gpu("h100"), cache=tmp_path / "cache")
+    try:
+        layer = torch.nn.LSTM(8, 8).cuda()
+        doubled = torch.compile(lambda value: layer(value)[0] * 2)
+        assert doubled(torch.ones(2, 8, device="cuda")).shape == (2, 8)
+        assert any(f"0 graphs, 1 break at {__file__}:" in note for note in simulation.device.assumptions)
+    finally:
+        simulation.end()
+
+
 def test_nothing_of_compiled_code_is_left_after_a_block(tmp_path: Path) -> None:
     torch.compiler.reset()
     doubled = torch.compile(lambda value: value * 2, dynamic=False)

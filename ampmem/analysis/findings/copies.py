@@ -349,6 +349,7 @@ def compiled_casts(run: TrainingRun) -> Finding | None:
         else "nothing to fix: the peak would not be lower without them",
         evidence=run.copied_parameters(recent),
         off_peak=off_peak,
+        least=True,
     )
 
 

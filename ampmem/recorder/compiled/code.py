@@ -90,7 +90,8 @@ class CompiledCode:
         traced = self._tracing[-1] if self._tracing else None
         graph = Graph(path, source, key, traced)
         if graph.backward:
-            graph.pair = next((each for each in reversed(self._all) if _is_forward_of(each, graph)), None)
+            forwards = (each for each in reversed(self._all) if not each.backward and each.pair is None)
+            graph.pair = next((each for each in forwards if each.key == key), None)
             if graph.pair is not None:
                 graph.pair.pair = graph
         self._graphs[id(compiled)] = weakref.ref(compiled), graph
@@ -199,7 +200,9 @@ class CompiledCode:
             line, wanted = next(lines, (0, None))
             mine: dict[int, tuple[Call | None, int]] = {}
             for at in range(first, last):
-                if action[at] == Action.ALLOC and size[at] == wanted:
+                if action[at] == Action.ALLOC and call.graph.text.in_cpp:
+                    mine[at] = None, 0
+                elif action[at] == Action.ALLOC and size[at] == wanted:
                     mine[at] = call, line
                     line, wanted = next(lines, (0, None))
             if line == 0:
@@ -260,10 +263,6 @@ def _call_at(calls: Sequence[Call], now_ns: int) -> Call | None:
     """The one of ``calls`` that runs at ``now_ns``, on a clock that may be off by some microseconds."""
     at = bisect_right(calls, now_ns, key=lambda call: call.start_ns)
     return calls[max(at - 1, 0)] if calls else None
-
-
-def _is_forward_of(graph: Graph, backward: Graph) -> bool:
-    return not graph.backward and graph.key == backward.key and graph.pair is None
 
 
 def _facts(time_ns: int, address: int, name: Name, names: Names, text_id: Any) -> list[tuple[int, ...]]:

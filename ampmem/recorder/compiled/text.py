@@ -140,6 +140,8 @@ class Text:
         self.backward = kind is not None and kind[1] == "backward"
         self.trains = kind is not None and kind[1] == "forward"
         """Whether it is a forward that has a backward."""
+        self.in_cpp = "cpp_wrapper_src" in source
+        """Whether it allocates in C++, of which nothing is read."""
         self.inputs: tuple[str, ...] = ()
         """The names of the graph's arguments, in order."""
         self.returned: tuple[str, ...] = ()

@@ -71,7 +71,7 @@ def install(mode: SimulatedMode, cache: Path | None) -> Callable[[], None]:
     with ExitStack() as undo:
         if assumed.uncompiled:
             uncompiled = _UNCOMPILED.format(assumed.advice("compile=eager"))
-            undo.callback(run_uncompiled(lambda _: mode.device_model.leave_out(uncompiled)))
+            undo.callback(run_uncompiled(functools.partial(mode.device_model.leave_out, uncompiled)))
             undo.callback(replace_all((torch,), {"compile": _without_inductor(torch.compile, mode)}))
         else:
             compiler = _Compiler(mode, cache)
@@ -104,7 +104,7 @@ class _Compiler(compilation.Watcher):
         self._cache = cache
         self._loaded = False
         self._graphs = self._again = 0
-        self._breaks: Counter[str] = Counter()
+        self.breaks: Counter[str] = Counter()
         self._used = False
         """Whether compiled code was made, or has run, since the code began of which a frame was skipped."""
         self.waits = False
@@ -152,13 +152,13 @@ class _Compiler(compilation.Watcher):
 
     def broke(self, places: Sequence[tuple[str, int]]) -> None:
         of_script = [f"{file}:{line}" for file, line in places if not is_library(file)]
-        self._breaks[of_script[-1] if of_script else "lines of libraries"] += 1
+        self.breaks[of_script[-1] if of_script else "lines of libraries"] += 1
         self._tell()
 
     def _tell(self) -> None:
         """Keep one note of what was compiled so far."""
         parts = [_count(self._graphs, "graph")]
-        parts += [f"{_count(times, 'break')} at {place}" for place, times in self._breaks.items()]
+        parts += [f"{_count(times, 'break')} at {place}" for place, times in self.breaks.items()]
         if self._again:
             parts.append(f"{_count(self._again, 'graph')} of them for other inputs of the same code")
         self._device.assumptions.pop(self._told, None)
