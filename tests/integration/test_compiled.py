@@ -179,13 +179,17 @@ def everything_is_named(run: Ran, how: str) -> None:
     assert ops >= ({"aten::_to_copy"} if how == "checkpoint" else {"aten::mm", "aten::native_layer_norm"})
 
 
+OWN_DEVICE = """
+import os
+import torch
+if torch.cuda.is_available():
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+"""
 RANKS = """
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 dist.init_process_group("nccl" if device == "cuda" else "gloo")
-if device == "cuda":
-    torch.cuda.set_device(dist.get_rank())
 if how == "ddp":
     dist._DEFAULT_FIRST_BUCKET_BYTES = 8192  # the graph is split between the buckets
     data_parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01, init_sync=device == "cpu")
@@ -206,7 +210,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("how", ["ddp", "fsdp2"] if CUDA else ["ddp"])
 def test_compiled_training_on_two_ranks(how: str, tmp_path: Path) -> None:
     beginning = PROGRAM.partition('if how == "blocks"')[0]
-    (tmp_path / "program.py").write_text(beginning + RANKS)
+    (tmp_path / "program.py").write_text(OWN_DEVICE + beginning + RANKS)
     options = ("--device", DEVICE, "--quiet", "--nproc-per-node", "2", "program.py", how, "amp", DEVICE)
     under = ampmem(tmp_path, "profile", *options, fresh=True)
     assert under.returncode == 0, under.stderr
