@@ -118,6 +118,8 @@ class Fact(IntEnum):
     """Held by the script's variable ``name``; ``module`` is where that was assigned, ``FILE:LINE FUNCTION``."""
     ATTRIBUTE = 24
     """Held by a module's attribute ``name`` (a path) when the recording ends; neither a parameter nor a buffer."""
+    COMPILED = 25
+    """Code that torch.compile generated made this :attr:`CAST_COPY`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

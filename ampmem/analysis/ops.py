@@ -18,6 +18,7 @@ _RESULTS = {
     "clone": "copy",
 }
 """The field's word for an op's result, if there is one."""
+_COMPILED = ("CompiledFunction", "CompiledFunctionBackward")
 _LOSSES = ("loss", "log_softmax", "cross_entropy", "kl_div")
 _NORM_LAYERS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "rmsnorm", "layernorm")
 _MATMULS = frozenset(
@@ -30,7 +31,12 @@ _ELEMENTWISE = frozenset((*_ARITHMETIC, *_FUNCTIONS, *_LIMITS))
 
 
 def plain_op(op: str) -> str:
-    """``mul`` for ``aten::mul``, ``batch norm`` for ``aten::cudnn_batch_norm``; other names stay as they are."""
+    """``mul`` for ``aten::mul``, ``batch norm`` for ``aten::cudnn_batch_norm``; other names stay as they are.
+
+    The autograd Function that runs the graphs of torch.compile is ``compiled code``.
+    """
+    if op in _COMPILED:
+        return "compiled code"
     if not op.startswith(_ATEN):
         return op
     name = op.removeprefix(_ATEN)
@@ -61,7 +67,7 @@ def plain_kind(op: str) -> str:
     ``autograd.Function``.
     """
     if not op.startswith(_ATEN):
-        return op
+        return plain_op(op)
     name = op.removeprefix(_ATEN)
     found = next((kind for kind, words in _KINDS if any(word in name for word in words)), None)
     if found is not None:

@@ -81,6 +81,7 @@ else:
 for _ in range(3):
     step(torch.randn(16, 32, device=device))
 print(dict(counters["stats"]), sum(counters["graph_break"].values()))
+print(how != "step" and dict(counters["frames"]))  # there torch imports parts of its own meanwhile
 """
 WEIGHTS = {f"blocks.{number}.{name}.weight" for number in (0, 1) for name in ("up", "down")}
 BIASES = {"blocks.0.up.bias", "blocks.1.up.bias"}
@@ -136,7 +137,9 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-HOWS = ("model", "model", "checkpoint", "blocks", "break", "in_place", "step") if CUDA else ("model", "break")
+HOWS = (
+    ("model", "model", "checkpoint", "blocks", "break", "in_place", "step") if CUDA else ("model", "break", "in_place")
+)
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, id=f"{number}-{how}") for number, how in enumerate(HOWS)])
@@ -174,6 +177,60 @@ def everything_is_named(run: Ran, how: str) -> None:
     assert "CompiledFunction" not in ops
     # Checkpoints save parameters, which backward casts again.
     assert ops >= ({"aten::_to_copy"} if how == "checkpoint" else {"aten::mm", "aten::native_layer_norm"})
+
+
+OWN_DEVICE = """
+import os
+import torch
+if torch.cuda.is_available():
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+"""
+RANKS = """
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("nccl" if device == "cuda" else "gloo")
+if how == "ddp":
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 8192  # the graph is split between the buckets
+    data_parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01, init_sync=device == "cpu")
+    model = torch.compile(data_parallel)
+else:
+    mesh = dist.device_mesh.init_device_mesh(device, (2,))
+    for part in model.blocks:
+        part.compile()
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    step(torch.randn(16, 32, device=device))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"] if CUDA else ["ddp"])
+def test_compiled_training_on_two_ranks(how: str, tmp_path: Path) -> None:
+    beginning = PROGRAM.partition('if how == "blocks"')[0]
+    (tmp_path / "program.py").write_text(OWN_DEVICE + beginning + RANKS)
+    options = ("--device", DEVICE, "--quiet", "--nproc-per-node", "2", "program.py", how, "amp", DEVICE)
+    under = ampmem(tmp_path, "profile", *options, fresh=True)
+    assert under.returncode == 0, under.stderr
+    for rank in range(2):
+        recording = read(tmp_path / f"program.rank{rank}-of-2.ampmem")
+        run = Ran(analyse(recording), json.loads(summarize(recording).to_json()))
+        assert run.summary["conservation"]["residual_bytes"] == 0
+        facts, events = run.analysis.facts, recording.events
+        copied = {name.removeprefix("module.") for name in run.texts(facts.name[facts.fact == Fact.CAST_COPY])}
+        assert copied == WEIGHTS | BIASES
+        allocated = (events.action == Action.ALLOC) & (events.step > 0)
+        assert not [stack for stack in run.texts(events.stack[allocated]) if "<eval_with_key>" in stack]
+        if CUDA:
+            ops = run.texts(facts.name[facts.fact == Fact.SAVED])
+            assert "CompiledFunction" not in ops
+            assert ops >= {"aten::mm", "aten::native_layer_norm"}
+            assert not [note for note in recording.notes if "compiled" in note]
+            inside = run.texts(events.module[allocated & (events.phase == Phase.BACKWARD)])
+            parts = {f"blocks.{number}.{name}" for number in (0, 1) for name in ("norm", "up", "down")}
+            assert {name.removeprefix("module.") for name in inside} >= parts
 
 
 def test_compiled_training_in_fp32_has_no_copies(tmp_path: Path) -> None:

@@ -134,6 +134,34 @@ def test_a_change_that_compiled_code_does_not_take_is_said(tmp_path: Path, monke
     assert not any(note.startswith("forced: ") for note in notes)
 
 
+def test_inputs_that_are_not_aligned_are_copied(tmp_path: Path) -> None:
+    """To 16 bytes, as the kernels expect them: torch 2.14.1 has these peaks on the emulated runtime."""
+    peaks = []
+    simulation = Simulation(find_gpu("h100"), cache=tmp_path / "cache")
+    try:
+        large = torch.ones(4112, device="cuda", dtype=torch.bfloat16)
+        added = torch.compile(lambda value: value.sin() + value.sum(), dynamic=False)
+        for offset in (0, 1, 8, 3):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            added(large[offset : offset + 4096])
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+    finally:
+        simulation.end()
+    assert peaks == [8192, 16_384, 8192, 16_384]
+
+
+def test_dynamo_leaves_recurrent_layers_uncompiled_as_on_a_gpu(tmp_path: Path) -> None:
+    simulation = Simulation(find_gpu("h100"), cache=tmp_path / "cache")
+    try:
+        layer = torch.nn.LSTM(8, 8).cuda()
+        doubled = torch.compile(lambda value: layer(value)[0] * 2)
+        assert doubled(torch.ones(2, 8, device="cuda")).shape == (2, 8)
+        assert any(f"0 graphs, 1 break at {__file__}:" in note for note in simulation.device.assumptions)
+    finally:
+        simulation.end()
+
+
 def test_nothing_of_compiled_code_is_left_after_a_block(tmp_path: Path) -> None:
     torch.compiler.reset()
     doubled = torch.compile(lambda value: value * 2, dynamic=False)

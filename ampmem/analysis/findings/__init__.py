@@ -21,6 +21,7 @@ CHECKS: tuple[Check, ...] = (
     copies.cache_on_saves,
     copies.cache_off_saves,
     copies.recompute_recasts,
+    copies.compiled_casts,
     precision.fp32_activations,
     copies.expanded_buffer_cast,
     training_loop.foreach_temporaries,

@@ -297,6 +297,39 @@ def recompute_recasts(run: TrainingRun) -> Finding | None:
     )
 
 
+_AT_ONCE = 2
+"""How many copies are there at once where compiled code makes each when it is needed."""
+
+
+def compiled_casts(run: TrainingRun) -> Finding | None:
+    """Copies that compiled code makes in forward and keeps for backward, which it can make again instead."""
+    ledger, start = run.analysis.ledger, run.analysis.marks[run.peak_step].after_forward
+    if start is None:
+        return None
+    mine = (run.with_fact(Fact.COMPILED)[ledger.allocation] > 0) & (ledger.saves > 0) & ~ledger.overwritten
+    kept = ledger.count(mine & ledger.alive_at(run.analysis, run.analysis.timeline.position(start)))
+    if not run.notable(kept.bytes):
+        return None
+    sizes = ledger.bytes * mine
+    recent = sizes * (ledger.step == run.peak_index)
+    off_peak = run.off_peak(per_allocation(run, sizes), but=int(np.sort(recent)[-_AT_ONCE:].sum()))
+    return Finding(
+        code="compiled-casts",
+        severity="advice",
+        section=Section.CASTS,
+        message=f"compiled code keeps {kept.copies} 16-bit copies of weights, {format_bytes(kept.bytes)}, from forward "
+        "until backward has read them.",
+        bytes=kept.bytes,
+        change="torch._functorch.config.ban_recompute_materialized_backward = False, before anything is compiled: "
+        "backward then casts each weight again"
+        if off_peak
+        else "nothing to fix: the peak would not be lower without them",
+        evidence=run.copied_parameters(recent),
+        off_peak=off_peak,
+        least=True,
+    )
+
+
 _EXPANDED = 2
 """A buffer counts as expanded if its cast has at least this many times its elements."""
 _ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}

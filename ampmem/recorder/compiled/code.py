@@ -104,7 +104,8 @@ class CompiledCode:
         traced = self._tracing[-1] if self._tracing else None
         graph = Graph(path, source, key, traced)
         if graph.backward:
-            graph.pair = next((each for each in reversed(self._all) if _is_forward_of(each, graph)), None)
+            forwards = (each for each in reversed(self._all) if not each.backward and each.pair is None)
+            graph.pair = next((each for each in forwards if each.key == key), None)
             if graph.pair is not None:
                 graph.pair.pair = graph
         self._graphs[id(compiled)] = weakref.ref(compiled), graph
@@ -213,7 +214,9 @@ class CompiledCode:
             line, wanted = next(lines, (0, None))
             mine: dict[int, tuple[Call | None, int]] = {}
             for at in range(first, last):
-                if action[at] == Action.ALLOC and size[at] == wanted:
+                if action[at] == Action.ALLOC and call.graph.text.in_cpp:
+                    mine[at] = None, 0
+                elif action[at] == Action.ALLOC and size[at] == wanted:
                     mine[at] = call, line
                     line, wanted = next(lines, (0, None))
             if line == 0:
@@ -276,10 +279,6 @@ def _call_at(calls: Sequence[Call], now_ns: int) -> Call | None:
     return calls[max(at - 1, 0)] if calls else None
 
 
-def _is_forward_of(graph: Graph, backward: Graph) -> bool:
-    return not graph.backward and graph.key == backward.key and graph.pair is None
-
-
 def _facts(time_ns: int, address: int, name: Name, names: Names, text_id: Any) -> list[tuple[int, ...]]:
     """The rows of facts about an allocation, with the columns of ``FactColumns``."""
     held = name.held
@@ -291,5 +290,6 @@ def _facts(time_ns: int, address: int, name: Name, names: Names, text_id: Any) -
         parameter = names.parameter(each.cast) if each.cast else 0
         if parameter:  # a copy in memory that is for something else has none of its own
             where, dtype, shape = address if held.cast else 0, text_id(each.dtype), text_id(each.shape)
-            rows.append((time_ns, where, int(Fact.CAST_COPY), parameter, name.module, dtype, shape))
+            for fact in (Fact.CAST_COPY, Fact.COMPILED):
+                rows.append((time_ns, where, int(fact), parameter, name.module, dtype, shape))
     return rows

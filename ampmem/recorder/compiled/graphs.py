@@ -24,7 +24,14 @@ _ROOT_OF = re.compile(r"([LG]\['[^']*'\])(.*)")
 _PART = re.compile(r"\['?([^'\]]+)'?\]|\.(\w+)")
 _CONTAINERS = frozenset({"_modules", "_parameters", "_buffers"})
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_INSIDE = ("torch/_dynamo/", "torch/_functorch/", "torch/_inductor/", "torch/autograd/")
+_INSIDE = (
+    "torch/_dynamo/",
+    "torch/_functorch/",
+    "torch/_inductor/",
+    "torch/autograd/",
+    "torch/fx/graph_module.py",
+    "<eval_with_key>",
+)
 """Parts of torch between the script's code and its compiled graph, as stacks show them."""
 
 Part = tuple[str, tuple[str, ...]]

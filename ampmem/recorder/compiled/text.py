@@ -113,6 +113,8 @@ class _Kernel:
     targets: dict[str, str] = field(default_factory=dict)
     returned: list[str] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
+    """The positions of what a template, such as that of flex attention, reads, or fills if nothing is in it yet."""
     types: list[str] = field(default_factory=list)
     """The types of a C++ kernel's arguments."""
     arguments: dict[str, list[str]] = field(default_factory=dict)
@@ -138,6 +140,8 @@ class Text:
         self.backward = kind is not None and kind[1] == "backward"
         self.trains = kind is not None and kind[1] == "forward"
         """Whether it is a forward that has a backward."""
+        self.in_cpp = "cpp_wrapper_src" in source
+        """Whether it allocates in C++, of which nothing is read."""
         self.inputs: tuple[str, ...] = ()
         """The names of the graph's arguments, in order."""
         self.returned: tuple[str, ...] = ()
@@ -210,6 +214,7 @@ class Text:
             elif found := _SIGNATURE.match(line):
                 names = [name.strip() for name in found[2].split(",")]
                 last.results = [at for at, name in enumerate(names) if name.startswith(("out_ptr", "in_out_ptr"))]
+                last.given = [at for at, name in enumerate(names) if name.startswith("arg_")]
             elif found := re.match(r"\s*def (call|partition_\d+|\w+)\(", line):
                 function = found[1]
             elif function == "call" or function.startswith("partition_"):
@@ -256,6 +261,8 @@ class Text:
         elif (found := _RUN.match(text)) and (kernel := self._kernels.get(found[1])) is not None:
             arguments = [_first_name(item) for item in _items(found[2])]
             filled = [arguments[at] for at in kernel.results if at < len(arguments) and arguments[at]]
+            given = [arguments[at] for at in kernel.given if at < len(arguments)]
+            filled += [name for name in given if name in self._layouts and name not in self._values]
             reads = tuple(name for name in arguments if name and name not in filled)
             reads += tuple(self._before[name] for name in filled if self._before.get(name) in self._values)
             self._fill(number, filled, reads, kernel, comment)

@@ -210,6 +210,7 @@ class BackwardHooks:
         self._running = self._begun or self._begins(args, kwargs)
         return self._running
 
+    @private.never_compiled
     def _end(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, raised: bool) -> None:
         self._begun = self._running = False
         self._ended(args, kwargs, result, raised)

@@ -28,6 +28,9 @@ from ampmem.recorder.torch_private.inductor import (
     load_compiler,
     nodes_of,
 )
+from ampmem.signals import Signals
+
+never_compiled(Signals.__bool__)  # Python calls it from any code
 
 
 class CompileHooks:

@@ -93,6 +93,7 @@ class ModuleHooks:
         if not torch.compiler.is_compiling():
             self._look_at_new(module)
 
+    @private.never_compiled
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Note that ``module`` is about to run."""
         # First of all: dynamo traces the hooks too, and anything else here would break the script's graph.
@@ -159,6 +160,7 @@ class ModuleHooks:
             self._said_elsewhere = True
             self._listener.forward_elsewhere(type(module).__name__)
 
+    @private.never_compiled
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Torch calls it with (module, args, result) if the forward raised.
         if not torch.compiler.is_compiling() and not self._ends_inside(module):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,10 +34,11 @@ _RUNS = "compile_wrapper"
 """Dynamo's function that runs compiled code."""
 _NOTHING = (None, False)
 """Callbacks with which dynamo compiles nothing."""
-_WRAPPER_LOADS = "_reload_python_module"
 _FAILURES = ("BackendCompilerFailed", "InternalTorchDynamoError")
 _UNCOMPILED = ("non-infra torch dispatch mode", "error was suppressed", "custom frame execution strategy")
 """Parts of dynamo's reasons not to compile a frame that it should have compiled; each reason exists since 2.13."""
+_RECURRENT = "Attempted to wrap RNN, GRU, or LSTM"
+"""Begins dynamo's reason not to compile a recurrent layer."""
 DECIDING = ("triton.cudagraphs", "max_autotune", "max_autotune_gemm", "cpp_wrapper")
 """Inductor's options by which compiled code allocates what cannot be known without a GPU."""
 _ALIGNMENT = 16
@@ -48,6 +50,8 @@ class Watcher(Protocol):
 
     waits: bool
     """Whether it wants to know when the outermost compiled code has returned."""
+    breaks: Counter[str]
+    """By place: how many graphs end there."""
 
     def begins(self, backend: str, options: dict[str, Any]) -> None:
         """Code is about to be compiled, or runs compiled, by ``backend`` with these options of Inductor's."""
@@ -160,6 +164,8 @@ def install(mode: Any, watcher: Watcher, stream: Callable[[], int]) -> Undo:
 
 
 _REMEMBERS = type(functools.cache(len))
+_ONCE = ("init", "register")
+"""Parts of the names of functions that remember only that they have added patterns; added twice, these are an error."""
 
 
 def _forget_answers() -> None:
@@ -170,7 +176,7 @@ def _forget_answers() -> None:
     for owner in owners:
         for value in list(vars(owner).values()):
             function = getattr(value, "__func__", value) if isinstance(value, classmethod | staticmethod) else value
-            if isinstance(function, _REMEMBERS):
+            if isinstance(function, _REMEMBERS) and not any(word in function.__name__ for word in _ONCE):
                 function.cache_clear()
     torch._dynamo.device_interface.caching_worker_device_properties.clear()
 
@@ -217,6 +223,7 @@ def _run_as_it_is(function: Any) -> None:
 
 def _watched_frames(watcher: Watcher, original: Callable[..., Any]) -> Callable[..., Any]:
     def convert(wrapper: Any, frame: Any, *rest: Any) -> Any:
+        recurrent, breaks = _recurrent(), watcher.breaks.total()
         try:
             # Dynamo itself traces without modes, except inside of DistributedDataParallel.
             with without_modes() if _is_inside_ddp() else nullcontext():
@@ -224,11 +231,20 @@ def _watched_frames(watcher: Watcher, original: Callable[..., Any]) -> Callable[
         except Exception as error:
             raise _cause_of(error, watcher) from None
         reason = getattr(found, "skip_reason", None) or ""
-        if found.guarded_code is None and any(part in reason for part in _UNCOMPILED):
+        if recurrent != _recurrent():
+            if breaks == watcher.breaks.total():
+                watcher.broke([(frame.f_code.co_filename, frame.f_code.co_firstlineno)])
+        elif found.guarded_code is None and any(part in reason for part in _UNCOMPILED):
             watcher.skipped(frame.f_code, reason)
         return found
 
     return convert
+
+
+def _recurrent() -> int:
+    """How much code dynamo has left uncompiled because it calls a recurrent layer, as it does on every device."""
+    reasons = torch._dynamo.utils.counters["unimplemented"]
+    return sum(times for reason, times in reasons.items() if reason.startswith(_RECURRENT))
 
 
 def _is_inside_ddp() -> bool:
@@ -352,10 +368,12 @@ class _OnCpu(TorchDispatchMode):
         return func(*tree_map(moved, args), **tree_map(moved, kwargs or {}))
 
 
-def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+def _within(block: Callable[[], AbstractContextManager[object]], original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, each call of which is in a ``block`` of its own."""
+
     @functools.wraps(original)
     def run(*args: Any, **how: Any) -> Any:
-        with _OnCpu():
+        with block():
             return original(*args, **how)
 
     return run
@@ -389,19 +407,20 @@ def _answer(stream: Callable[[], int]) -> Undo:
     with ExitStack() as undo:
         undo.callback(replace_all((CudaInterface,), asked | here))
         for name in ("__init__", "run"):
-            undo.callback(put_in(UniformValueConstantFolder, name, _on_cpu(getattr(UniformValueConstantFolder, name))))
-        names = ("triton_hash_with_backend",)
-        undo.callback(replace_all(tuple(_having(*names)), {names[0]: lambda: "simulated"}))
+            on_cpu = _within(_OnCpu, getattr(UniformValueConstantFolder, name))
+            undo.callback(put_in(UniformValueConstantFolder, name, on_cpu))
+        owners = tuple(_having("triton_hash_with_backend"))
+        undo.callback(replace_all(owners, {"triton_hash_with_backend": lambda: "simulated"}))
         one = torch._inductor.config.patch(compile_threads=1)  # no processes: kernels are not compiled
         one.__enter__()
         undo.callback(added("torch._inductor", "config", functools.partial(one.__exit__, None, None, None)))
         return undo.pop_all().close
 
 
-def _having(*names: str) -> Iterator[ModuleType]:
-    """Modules of Inductor's, and torch's own for Triton, that have a function of ``names``."""
+def _having(function: str) -> Iterator[ModuleType]:
+    """Modules of Inductor's, and torch's own for Triton, that have a ``function`` of this name."""
     for name, module in list(sys.modules.items()):
-        if name.startswith(("torch._inductor", "torch.utils._triton")) and any(each in vars(module) for each in names):
+        if name.startswith(("torch._inductor", "torch.utils._triton")) and function in vars(module):
             yield module
 
 
@@ -533,22 +552,13 @@ def _without_triton() -> Undo:
         undo.callback(replace_all((triton_helpers,), {"set_driver_to_gpu": lambda: None}))
         undo.callback(replace_all((triton_heuristics,), {"Config": _Config}))
         undo.callback(put_in(triton_compat.triton, "Config", _Config))
-        undo.callback(patch(codecache, _WRAPPER_LOADS, _with_stubs))
+        undo.callback(patch(codecache, "_reload_python_module", functools.partial(_within, _stubs)))
         return undo.pop_all().close
 
 
 def _properties_of_arguments(divisible_by_16: Sequence[int] = (), *_: Any) -> Any:
     """What the text of a kernel says of its arguments, as with the package since its version 3.3."""
     return {(place,): [["tt.divisibility", 16]] for place in divisible_by_16}
-
-
-def _with_stubs(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def load(*args: Any, **how: Any) -> Any:
-        with _stubs():
-            return original(*args, **how)
-
-    return load
 
 
 class _Jit:

@@ -747,43 +747,30 @@ def _keep_tables_of_dynamo() -> None:
         VariableBuilder._type_dispatch()
 
 
-def on_call(called: Callable[[str], object]) -> Callable[[], None]:
-    """Call ``called`` where code would be compiled, which then runs uncompiled; returns the undo.
-
-    It gets the name of the backend that would compile, empty if unknown.
+def run_uncompiled(called: Callable[[], object]) -> Callable[[], None]:
+    """Run compiled code uncompiled, and call ``called`` each time; returns the undo.
 
     Dynamo calls a function of its own, since 2.6, to decide what to do with compiled code: here the answer is
-    "nothing".
+    "nothing". The stance is torch's own "force_eager", since 2.6: with any other, code that must be compiled whole and
+    is not raises an error. So a script cannot set another stance.
     """
-    from torch._dynamo import eval_frame
+    former: Any = torch._dynamo.set_stance
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def callback_from_stance(callback: Any) -> Any:
             if callback in (None, False):  # nothing would be compiled
                 return original(callback)
-            backend = eval_frame.innermost_backend(callback)
-            called(str(getattr(backend, "compiler_name", getattr(backend, "__name__", "of dynamo"))))
+            called()
             return None
 
         return callback_from_stance
-
-    return patch(eval_frame, "_callback_from_stance", wrap)
-
-
-def run_uncompiled(called: Callable[[str], object]) -> Callable[[], None]:
-    """Run compiled code uncompiled, and call ``called`` each time; returns the undo.
-
-    It uses torch's own stance "force_eager", since 2.6: with any other, code that must be compiled whole and is not
-    raises an error. So a script cannot set another stance.
-    """
-    former: Any = torch._dynamo.set_stance
 
     class set_stance(former):  # type: ignore[misc]
         def __init__(self, stance: str = "default", **_: Any) -> None:
             super().__init__("force_eager")
 
     with ExitStack() as undo:
-        undo.callback(on_call(called))
+        undo.callback(patch(torch._dynamo.eval_frame, "_callback_from_stance", wrap))
         eager = former("force_eager")
         undo.callback(added("torch.compiler", "set_stance", functools.partial(eager.__exit__, None, None, None)))
         undo.callback(replace_all((torch._dynamo, torch._dynamo.decorators), {"set_stance": set_stance}))

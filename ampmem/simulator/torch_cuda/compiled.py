@@ -56,7 +56,10 @@ _TUNES = (
     "place, freed at once; nothing if PyTorch's cache has their result from an earlier run"
 )
 _L2 = {(8, 0): 40, (8, 9): 96, (9, 0): 60, (10, 0): 128, (10, 3): 128, (12, 0): 128}
-"""MiB of the largest L2 cache of a compute capability; 6 for others."""
+"""MiB of the L2 cache of the largest chip of a compute capability; 6 for others.
+
+NVIDIA's architecture papers have them. Many GPUs have a part of it: an H100 50 MiB, an RTX 4090 72, an RTX 5090 96.
+"""
 
 
 def install(mode: SimulatedMode, cache: Path | None) -> Callable[[], None]:
@@ -68,8 +71,8 @@ def install(mode: SimulatedMode, cache: Path | None) -> Callable[[], None]:
     with ExitStack() as undo:
         if assumed.uncompiled:
             uncompiled = _UNCOMPILED.format(assumed.advice("compile=eager"))
-            undo.callback(run_uncompiled(lambda _: mode.device_model.leave_out(uncompiled)))
-            undo.callback(replace_all((torch,), {"compile": _without_inductor(torch.compile)}))
+            undo.callback(run_uncompiled(functools.partial(mode.device_model.leave_out, uncompiled)))
+            undo.callback(replace_all((torch,), {"compile": _without_inductor(torch.compile, mode)}))
         else:
             compiler = _Compiler(mode, cache)
             undo.callback(compiler.undo.close)
@@ -78,12 +81,12 @@ def install(mode: SimulatedMode, cache: Path | None) -> Callable[[], None]:
         return undo.pop_all().close
 
 
-def _without_inductor(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_inductor(original: Callable[..., Any], mode: SimulatedMode) -> Callable[..., Any]:
     """``torch.compile`` that wraps as usual (``_orig_mod``), but never loads the compiler."""
 
     @functools.wraps(original)
     def compile(model: Any = None, **options: Any) -> Any:  # the names of torch's own parameters
-        if torch.compile is compile:
+        if not mode.ended:  # libraries keep what they have imported
             options |= {"backend": "eager", "mode": None, "options": None}
         return original(model, **options)
 
@@ -101,7 +104,7 @@ class _Compiler(compilation.Watcher):
         self._cache = cache
         self._loaded = False
         self._graphs = self._again = 0
-        self._breaks: Counter[str] = Counter()
+        self.breaks: Counter[str] = Counter()
         self._used = False
         """Whether compiled code was made, or has run, since the code began of which a frame was skipped."""
         self.waits = False
@@ -149,13 +152,13 @@ class _Compiler(compilation.Watcher):
 
     def broke(self, places: Sequence[tuple[str, int]]) -> None:
         of_script = [f"{file}:{line}" for file, line in places if not is_library(file)]
-        self._breaks[of_script[-1] if of_script else "lines of libraries"] += 1
+        self.breaks[of_script[-1] if of_script else "lines of libraries"] += 1
         self._tell()
 
     def _tell(self) -> None:
         """Keep one note of what was compiled so far."""
         parts = [_count(self._graphs, "graph")]
-        parts += [f"{_count(times, 'break')} at {place}" for place, times in self._breaks.items()]
+        parts += [f"{_count(times, 'break')} at {place}" for place, times in self.breaks.items()]
         if self._again:
             parts.append(f"{_count(self._again, 'graph')} of them for other inputs of the same code")
         self._device.assumptions.pop(self._told, None)

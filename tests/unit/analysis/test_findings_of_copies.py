@@ -315,6 +315,34 @@ def test_copies_that_backward_makes_are_those_of_the_last_step_that_has_any() ->
     assert found.evidence == ("a: 2.0 KiB", "b: 1000 B")
 
 
+def test_copies_that_compiled_code_keeps_can_be_made_again() -> None:
+    story = Story()
+    for number, name in enumerate("abc"):
+        story.parameter(0x1000 + number, name, 5000)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for number, (name, saved) in enumerate(zip("abca", (True, True, True, False), strict=True)):
+        story.alloc(0x2000 + number, 10_000, op="aten::_to_copy")
+        story.fact(Fact.CAST_COPY, 0x2000 + number, name)
+        story.fact(Fact.COMPILED, 0x2000 + number, name)
+        if saved:
+            story.fact(Fact.SAVED, 0x2000 + number, "aten::mm")
+    story.free(0x2003)
+    story.alloc(0x3000, 50_000)
+    story.fact(Fact.SAVED, 0x3000, "aten::mm")
+    story.enter(Phase.BACKWARD)
+    story.free(0x3000, *(0x2000 + number for number in range(3)))
+    story.end()
+    found = told(story.recording())["compiled-casts"]
+    assert (found.severity, found.bytes, found.off_peak) == ("advice", 30_000, 10_000)  # two at once
+    assert found.saves.startswith("at least")
+    assert "3 16-bit copies" in found.message
+
+
+def test_copies_of_uncompiled_code_are_not_said_to_be_compiled() -> None:
+    assert "compiled-casts" not in told(around_backward(1500, saves=1))
+
+
 # -- casts of buffers -------------------------------------------------------------------------
 
 

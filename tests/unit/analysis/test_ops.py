@@ -34,6 +34,7 @@ from ampmem.analysis.ops import plain_kind, plain_op, result_of
         ("aten::relu_", "relu", "relu"),
         ("aten::_to_copy", ".to()", ".to()"),
         ("Square", "Square", "Square"),
+        ("CompiledFunctionBackward", "compiled code", "compiled code"),
         ("my_lib::layer_norm", "my_lib::layer_norm", "my_lib::layer_norm"),
         ("", "", ""),
     ],

@@ -110,3 +110,27 @@ def test_a_text_that_lacks_lines_is_read_as_far_as_it_goes(kind: str, direction:
         text = Text("\n".join([*lines[:at], "", *lines[at + 1 :]]))
         assert {each.cast for each in held(text)} <= {each.cast for each in whole} | {"", *text.inputs}
     assert Text("").allocations == []
+
+
+TEMPLATE = """
+# Topologically Sorted Source Nodes: [attend], Original ATen: [flex_attention]
+# Source node to ATen node mapping:
+#   attend => flex_attention
+triton_tem_0 = async_compile.triton('triton_tem_0', '''
+def triton_tem_0(arg_V, arg_LSE, arg_IDX, out_ptr0):
+''')
+def call(args):
+    primals_1, primals_2 = args
+    buf0 = empty_strided_cuda((2, 4), (4, 1), torch.float32)
+    buf1 = empty_strided_cuda((8, 4), (4, 1), torch.bfloat16)
+    # Topologically Sorted Source Nodes: [attend], Original ATen: [flex_attention]
+    triton_tem_0.run(primals_1, buf0, primals_2, buf1, 1, stream=raw_stream0)
+    return (buf1, buf0)
+"""
+
+
+def test_a_template_fills_what_it_is_given_empty() -> None:
+    sums, result = held(Text(TEMPLATE))
+    assert (sums.op, sums.sources, sums.dtype) == ("aten::flex_attention", ("attend",), "float32")
+    assert (result.op, result.sources) == ("aten::flex_attention", ("attend",))
+    assert sums.reads == result.reads == ("primals_1", "primals_2")
