@@ -147,6 +147,8 @@ class ScriptListener:
 
     def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
         grad, observed = torch.is_grad_enabled(), self.forward.active
+        if type(module).__name__ == self._outcome.in_place:  # it is seen after all: dynamo left this forward uncompiled
+            self._outcome.in_place = None
         held = None if recomputing else self._held_by(module)
         self.act(self.machine.forward_started(held, grad=grad, observed=observed, recomputing=recomputing))
 

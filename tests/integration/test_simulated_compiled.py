@@ -123,6 +123,29 @@ def test_memory_that_is_used_again_is_one_copy_at_a_time(tmp_path: Path, monkeyp
     assert (held["_orig_mod.0.weight"], held["_orig_mod.2.weight"]) == (0, 3)
 
 
+OWN_CLASS = """
+class Net(nn.Sequential):
+    def forward(self, x):
+        for layer in self:
+            x = layer(x)
+        return x
+model = Net("""
+
+
+def test_a_model_compiled_in_place_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    in_place = AGAIN.replace(
+        "compiled, optimizer = torch.compile(model)", "model.compile()\ncompiled, optimizer = model"
+    )
+    # Dynamo compiles nothing of torch's own classes, without ampmem either.
+    for script, graphs in ((in_place, 0), (in_place.replace("\nmodel = nn.Sequential(", OWN_CLASS), 1)):
+        (tmp_path / "train.py").write_text(script, encoding="utf-8")
+        done = ampmem(tmp_path, "profile", "--gpu", "h100", "--force", "train.py")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("torch.compile made 1 graph") == graphs
+        assert "WARNING" not in done.stderr
+
+
 def test_a_change_that_compiled_code_does_not_take_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     inside = AGAIN.replace("torch.compile(model)", "torch.compile(lambda x: model(x))")
