@@ -33,7 +33,7 @@ def again(name: str, block: int) -> int:
     A multiplication and an addition for each weight of its linear layers and each token. The last layer is left out, as
     nothing of its result is saved, and attention, for which torch has no formula on a CPU.
     """
-    tokens, width = SIZES.batch_size * SIZES.context, SIZES.width
+    tokens, width = SIZES.batch_size * SIZES.length, SIZES.width
     total: int = 2 * tokens * (3 * width * width + width * width + width * TIMES[name][block] * width)
     return total
 

@@ -303,7 +303,8 @@ _AT_ONCE = 2
 
 def compiled_casts(run: TrainingRun) -> Finding | None:
     """Copies that compiled code makes in forward and keeps for backward, which it can make again instead."""
-    ledger, start = run.analysis.ledger, run.analysis.marks[run.peak_step].after_forward
+    ledger, steps = run.analysis.ledger, run.analysis.marks
+    start = steps[run.peak_step].after_forward if steps else None
     if start is None:
         return None
     mine = (run.with_fact(Fact.COMPILED)[ledger.allocation] > 0) & (ledger.saves > 0) & ~ledger.overwritten

@@ -45,7 +45,7 @@ from ampmem.recorder.torch_private.general import (
     scaler_device,
     scaler_enabled,
 )
-from ampmem.vocabulary import Arm, AutocastDtype
+from ampmem.vocabulary import AUTOCAST_ARMS, Arm, AutocastDtype
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
@@ -195,7 +195,7 @@ class Steering:
     def __init__(self, arm: Arm, dtype: AutocastDtype | None, device_type: str, note: Callable[[str], None]) -> None:
         self.wrapped = False
         """Whether ampmem had to open a region itself, because the script has none."""
-        self._fp32 = not arm.autocast
+        self._fp32 = arm not in AUTOCAST_ARMS
         self._cache = arm == Arm.AMP
         self._dtype = None if dtype is None else _DTYPES[dtype]
         self._device_type = device_type
