@@ -11,7 +11,7 @@ from ampmem.allocator.gpus import DEFAULT_GPU, GPUS, GpuSpec, gpu_to_simulate
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
 from ampmem.recorder.marker import Marker, step_on_of
-from ampmem.vocabulary import NOTHING_FORCED, Arm, AutocastDtype, Device, Forced, StepOn
+from ampmem.vocabulary import FORCED_ARMS, NOTHING_FORCED, Arm, AutocastDtype, Device, Forced, StepOn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +163,13 @@ def _step_on(step_on: object) -> StepOn | Marker:
 
 
 def _precision(precision: object) -> Arm:
-    if precision not in tuple(Arm):
-        raise UsageError(f"unknown precision {precision!r}; choose from {', '.join(Arm)}")
     if precision == Arm.BF16:
         raise UsageError(
-            "precision='bf16' would leave the model of a block in bfloat16: record a script, with ampmem profile "
-            "--precision bf16"
+            "precision='bf16' would leave the model of a block in bfloat16: cast it in the script, or record the whole "
+            "script from the command line"
         )
+    if precision not in tuple(Arm):
+        raise UsageError(f"unknown precision {precision!r}; choose from {', '.join(FORCED_ARMS)}, {Arm.AS_IS}")
     return Arm(str(precision))
 
 
