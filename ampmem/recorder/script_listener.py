@@ -35,7 +35,7 @@ from ampmem.recorder.steering import depth
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Actions, Do, EndStep, Enter, Say, SetMark, StepMachine
-from ampmem.recorder.torch_private.general import in_backward
+from ampmem.recorder.torch_private.general import in_backward, never_compiled
 from ampmem.vocabulary import Arm
 
 _RAN_ELSEWHERE = (
@@ -57,6 +57,11 @@ class Driver(Protocol):
 
     def stop_recording(self, why: str) -> None:
         """End the recording; the script goes on."""
+
+
+# What the script calls in place of Python's own: the command line imports that module, and must not wait for torch.
+for each in (depth.getrecursionlimit, depth.setrecursionlimit):
+    never_compiled(each)
 
 
 class ScriptListener:

@@ -204,12 +204,16 @@ class _Checkpoints(_Forwards):
         super().__init__(option, note)
         self._patterns = patterns
         self._matched = False
+        self._compiled: list[str] = []
+        """The names of chosen modules that are compiled by themselves."""
 
     def _why_not_done(self) -> str:
         if not self._seen and compiled_code() is not None:
             return "the model runs only inside of compiled functions, where ampmem does not know its modules' names"
         if not self._matched:
             return "the model that ran has no module with such a name"
+        if self._compiled:
+            return f"{self._compiled[0]} is compiled, and dynamo does not take the change"
         return "none of the modules ran forward with gradients on"
 
     def _choose_of(self, root: nn.Module) -> None:
@@ -226,6 +230,7 @@ class _Checkpoints(_Forwards):
                 if reason is None:
                     self._choose(name, each)
                     chosen.append(name)
+                    self._compiled += [name] * (each is not named or is_compiled_in_place(each))
                 else:
                     self.refuse(f"{name} {reason}")
         if chosen:

@@ -6,7 +6,6 @@ import sys
 from contextlib import ExitStack
 
 from ampmem.patching import Undo, replace_all
-from ampmem.recorder.torch_private.general import never_compiled
 
 _get, _set = sys.getrecursionlimit, sys.setrecursionlimit
 
@@ -65,13 +64,11 @@ def _script_limit() -> int:
     return _get() - (_on_top or 0)
 
 
-@never_compiled
 def getrecursionlimit() -> int:
     """The limit that the script sees."""
     return _script_limit()
 
 
-@never_compiled
 def setrecursionlimit(limit: int, /) -> None:
     """Set the script's limit. Raises as Python does."""
     on_top = _on_top or 0

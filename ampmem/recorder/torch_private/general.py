@@ -227,8 +227,8 @@ _COMPILED_CALL, _ORIGINAL = "_compiled_call_impl", "_orig_mod"
 
 def below_compiled(module: torch.nn.Module) -> torch.nn.Module:
     """The module that ``torch.compile`` wrapped, or ``module`` itself."""
-    found: torch.nn.Module = vars(module)[CHILDREN].get(_ORIGINAL, module)
-    return found if type(module).__name__ == WRAPPER else module
+    found: torch.nn.Module = vars(module)[CHILDREN][_ORIGINAL] if type(module).__name__ == WRAPPER else module
+    return found
 
 
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
