@@ -33,13 +33,12 @@ from ampmem.recorder.torch_private.general import (
     COMPILE,
     FUSED_INITS,
     OPTIMIZER_INIT,
-    WRAPPER,
     ZERO_GRADS,
     below_compiled,
     called_when_traced,
     compiled_code,
     in_backward,
-    is_compiled_in_place,
+    is_compiled,
     is_wrapper,
     on_module_before,
     on_step_after,
@@ -230,7 +229,7 @@ class _Checkpoints(_Forwards):
                 if reason is None:
                     self._choose(name, each)
                     chosen.append(name)
-                    self._compiled += [name] * (each is not named or is_compiled_in_place(each))
+                    self._compiled += [name] * is_compiled(named)
                 else:
                     self.refuse(f"{name} {reason}")
         if chosen:
@@ -332,7 +331,7 @@ def _no_checkpoint(module: nn.Module) -> str | None:
 
 def _not_in_python(module: nn.Module) -> str | None:
     """Why the forward of ``module`` cannot be replaced; ``None`` if it can."""
-    if type(module).__name__ == WRAPPER or is_compiled_in_place(module):
+    if is_compiled(module):
         return "is compiled, so its own settings decide what it saves and recomputes"
     return _replaced(module)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -17,9 +16,10 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.models.live import live_modules
 from ampmem.recorder.steering.parallel import ForcedChange
 from ampmem.recorder.torch_private.entries import Place
-from ampmem.recorder.torch_private.general import OPTIMIZER_INIT, is_compiled_in_place, on_module_before
+from ampmem.recorder.torch_private.general import OPTIMIZER_INIT, is_compiled, on_module_before
 from ampmem.units import format_bytes
 
 _LOW = torch.bfloat16
@@ -87,7 +87,7 @@ class BFloat16Weights(ForcedChange):
             # The class makes states after this, in the type that its parameters have by then.
             wide = {id(each) for each in _parameters_of(optimizer) if each.dtype == torch.float32}
             owners = (
-                [each for each in _live(nn.Module) if not wide.isdisjoint(map(id, each.parameters()))] if wide else []
+                [each for each in live_modules() if not wide.isdisjoint(map(id, each.parameters()))] if wide else []
             )
             inner = {id(each) for owner in owners for each in owner.children()}
             for owner in owners:
@@ -100,7 +100,7 @@ class BFloat16Weights(ForcedChange):
         if self._installed and not torch.compiler.is_compiling():
             self._cast_whole(module)
         # The modules inside of a compiled one run without hooks.
-        own = module.parameters(recurse=_is_compiled(module))
+        own = module.parameters(recurse=is_compiled(module))
         weight = next((each for each in own if each.is_floating_point()), None)
         if weight is None or weight.dtype != _LOW:
             return None
@@ -143,10 +143,6 @@ def _wrappers() -> Iterable[tuple[int, Place]]:
         yield 1, (fsdp.FullyShardedDataParallel, "__init__")
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or is_compiled_in_place(module)
-
-
 def _with_equal_types(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(original)
     def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -172,8 +168,3 @@ def _low(value: Any) -> Any:
 
 def _parameters_of(optimizer: Optimizer) -> Iterable[Tensor]:
     return (each for group in optimizer.param_groups for each in group["params"])
-
-
-def _live(kind: type) -> list[Any]:
-    """All objects of ``kind``; their own code, which may lie about their class, is not run."""
-    return [each for each in gc.get_objects() if issubclass(type(each), kind)]

@@ -231,6 +231,11 @@ def below_compiled(module: torch.nn.Module) -> torch.nn.Module:
     return found
 
 
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether ``module`` is what ``torch.compile`` returned, or was compiled in place."""
+    return type(module).__name__ == WRAPPER or is_compiled_in_place(module)
+
+
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Whether ``module.compile()`` was called; ``False`` if this torch has no such attribute."""
     return vars(module).get(_COMPILED_CALL) is not None
