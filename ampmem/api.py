@@ -155,9 +155,9 @@ def ranks(*recordings: str | Path | Recording | Profile) -> Ranks:
         raise UsageError("nothing to merge: give at least one recording")
     jobs = merge_all(_runs(_given(recordings))).jobs
     if len(jobs) > 1:
-        arms = ", ".join(job.job.arm.name for job in jobs)
+        precisions = ", ".join(job.job.precision.name for job in jobs)
         raise UsageError(
-            f"these jobs have several precisions ({arms}): merge each precision separately, or compare() them"
+            f"these jobs have several precisions ({precisions}): merge each precision separately, or compare() them"
         )
     return jobs[0]
 

@@ -22,7 +22,7 @@ from ampmem.failure import failure_of
 from ampmem.output import Bundle, Shown, check_output, one_line, sized
 from ampmem.recorder.options import Asked, asked_in_python, wrong_type
 from ampmem.recording import SUFFIX, read
-from ampmem.vocabulary import Arm, Device
+from ampmem.vocabulary import Device, Precision
 
 if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
@@ -60,7 +60,7 @@ def profile(
     gpu: str | None = None,
     assume: Sequence[str] = (),
     step_on: str | None = None,
-    precision: str = Arm.AS_IS.value,
+    precision: str = Precision.AS_IS.value,
     dtype: str | None = None,
     seed: int | None = None,
 ) -> Profile:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ampmem.failure import FailureRecord
 from ampmem.output import Shown, in_short
-from ampmem.vocabulary import Arm, Mark, SourceKind
+from ampmem.vocabulary import Mark, Precision, SourceKind
 
 Column: TypeAlias = NDArray[np.int64]
 
@@ -294,14 +294,14 @@ class OptimizerRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmRecord:
-    """The precision mode; :attr:`Arm.AS_IS` if no other arm describes it.
+class PrecisionRecord:
+    """The precision mode; :attr:`Precision.AS_IS` if no other precision describes it.
 
     ``forced`` says that ampmem imposed it on the script, ``wrapped`` that ampmem had to open the autocast regions
     itself, as the script has none.
     """
 
-    name: Arm
+    name: Precision
     dtype: str | None
     cache: bool | None
     scaler: bool
@@ -480,7 +480,7 @@ class Recording(Shown):
     """
 
     run: RunRecord
-    arm: ArmRecord
+    precision: PrecisionRecord
     texts: tuple[str, ...]
     events: EventColumns
     facts: FactColumns
@@ -509,6 +509,6 @@ class Recording(Shown):
         return tuple(note for note in self.notes if failure is None or note != failure.note)
 
     def _in_short(self) -> str:
-        run, arm = self.run, (self.arm.name, self.arm.dtype)
-        said = in_short(run.source, run.device_name, arm, len(self.steps), (run.rank, run.world_size))
+        run, precision = self.run, (self.precision.name, self.precision.dtype)
+        said = in_short(run.source, run.device_name, precision, len(self.steps), (run.rank, run.world_size))
         return f"{run.script}, {said}, {len(self.events):,} events"

@@ -419,10 +419,10 @@ def one_line(text: str) -> str:
     return clean if len(clean) <= _MOST else clean[: _MOST - 1] + "…"
 
 
-def in_short(source: str, device: str, arm: tuple[str, str | None], steps: int, place: tuple[int, int]) -> str:
-    """The words of every line about a run; ``arm`` is (name, dtype), ``place`` is (rank, world size)."""
+def in_short(source: str, device: str, precision: tuple[str, str | None], steps: int, place: tuple[int, int]) -> str:
+    """The words of every line about a run; ``precision`` is (name, dtype), ``place`` is (rank, world size)."""
     rank, ranks = place
-    words = [source, device, " ".join(filter(None, arm)), f"rank {rank} of {ranks}" if ranks > 1 else ""]
+    words = [source, device, " ".join(filter(None, precision)), f"rank {rank} of {ranks}" if ranks > 1 else ""]
     return ", ".join([*filter(None, words), f"{steps} step{'' if steps == 1 else 's'}"])
 
 

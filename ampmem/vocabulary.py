@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Arm(StrEnum):
+class Precision(StrEnum):
     """A precision mode of a script."""
 
     AS_IS = "as-is"
@@ -23,14 +23,14 @@ class Arm(StrEnum):
 
     @property
     def autocast(self) -> bool:
-        """Whether autocast is on in this arm."""
-        return self in AUTOCAST_ARMS
+        """Whether autocast is on in this precision."""
+        return self in AUTOCAST_PRECISIONS
 
 
-FORCED_ARMS = (Arm.FP32, Arm.AMP, Arm.AMP_NOCACHE)
-"""The arms that are compared by default."""
+FORCED_PRECISIONS = (Precision.FP32, Precision.AMP, Precision.AMP_NOCACHE)
+"""The precisions that are compared by default."""
 
-AUTOCAST_ARMS = (Arm.AMP, Arm.AMP_NOCACHE)
+AUTOCAST_PRECISIONS = (Precision.AMP, Precision.AMP_NOCACHE)
 
 
 class AutocastDtype(StrEnum):
@@ -132,7 +132,7 @@ class Forced:
         metavar="CONFIG",
         help="Set CUBLAS_WORKSPACE_CONFIG, such as :16:8 for 128 KiB.",
     )
-    no_cache: bool = _forced(False, "--precision", Arm.AMP_NOCACHE.value)
+    no_cache: bool = _forced(False, "--precision", Precision.AMP_NOCACHE.value)
     batch_size: int | None = _forced(
         None, "--force-batch-size", metavar="N", least=1, help="Limit the batch size of DataLoaders to N."
     )
@@ -150,7 +150,7 @@ class Forced:
         help="Give FSDP a mixed-precision policy: parameters in bfloat16, gradients reduced in float32.",
     )
     no_prefetch: bool = _forced(False, "--force-no-prefetch", help="Have FSDP prefetch no parameters in backward.")
-    bfloat16: bool = _forced(False, "--precision", Arm.AMP.value, "--dtype", AutocastDtype.BF16.value)
+    bfloat16: bool = _forced(False, "--precision", Precision.AMP.value, "--dtype", AutocastDtype.BF16.value)
 
     def kinds(self) -> tuple[str, ...]:
         """The names of the fields that change something."""

@@ -117,7 +117,7 @@ def signature(node: ast.FunctionDef, name: str) -> str:
         if isinstance(argument, ast.arg):
             argument.annotation = None
     bare.args.args = [each for each in bare.args.args if each.arg != "self"]
-    return f"{name}({ast.unparse(bare.args).replace('Arm.AS_IS.value', repr('as-is'))})"
+    return f"{name}({ast.unparse(bare.args).replace('Precision.AS_IS.value', repr('as-is'))})"
 
 
 def types_of(node: ast.FunctionDef) -> dict[str, str]:

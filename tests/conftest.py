@@ -56,8 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
-SHARING = ("test_arms.py", "test_verdict_of_runs.py", "test_cast_ledger.py")
-"""Files of tests/integration that ask :func:`arms.workload` for the same recordings, which a process keeps."""
+SHARING = ("test_precisions.py", "test_verdict_of_runs.py", "test_cast_ledger.py")
+"""Files of tests/integration that ask :func:`precisions.workload` for the same recordings, which a process keeps."""
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ampmem.cli.main import SUBCOMMANDS
 
 WORKLOADS = ("accumulate", "bert", "checkpointed", "gan", "gpt", "lm", "resnet", "reuse")
-ARMS = ("fp32", "amp", "amp-nocache")
+PRECISIONS = ("fp32", "amp", "amp-nocache")
 CPU, SIMULATED = ("--device", "cpu"), ("--device", "sim", "--gpu", "h100")
 DEVICES = {"cpu": CPU, "sim": SIMULATED}
 EXPORTED = (
@@ -122,8 +122,10 @@ def fresh() -> list[Command]:
     commands = []
     for kind, device in DEVICES.items():
         for script in WORKLOADS:
-            for arm in ARMS:
-                commands.append(workload(f"{script}.{kind}.{arm}", *device, "--precision", arm, script=script))
+            for precision in PRECISIONS:
+                commands.append(
+                    workload(f"{script}.{kind}.{precision}", *device, "--precision", precision, script=script)
+                )
         commands += [
             workload(f"as-is.{kind}", *device, arguments=("--precision", "amp", "--tied")),
             workload(f"float16.{kind}", *device, "--precision", "amp", "--dtype", "fp16"),
@@ -131,7 +133,7 @@ def fresh() -> list[Command]:
             workload(f"to_end.{kind}", *device, "--run-to-end", "--quiet", script="accumulate"),
             profile(f"fails.{kind}", *device, "fails.py"),
             profile(f"no_model.{kind}", *device, "no_model.py"),
-            compare_arms(f"compare.{kind}", *device),
+            compare_precisions(f"compare.{kind}", *device),
         ]
     commands += [
         workload("scaler.sim", *SIMULATED, arguments=("--precision", "amp", "--dtype", "fp16")),
@@ -152,14 +154,14 @@ def fresh() -> list[Command]:
     return commands
 
 
-def compare_arms(name: str, *device: str) -> Command:
-    """``ampmem compare`` of the three arms of a small GPT."""
+def compare_precisions(name: str, *device: str) -> Command:
+    """``ampmem compare`` of the three precisions of a small GPT."""
     arguments = ("compare", "--no-times", "-o", name, *device, "-m", "ampmem.workloads.gpt", "--preset", "tiny")
-    return ampmem(name, *arguments, recordings=[f"{name}.{arm}.ampmem" for arm in ARMS])
+    return ampmem(name, *arguments, recordings=[f"{name}.{precision}.ampmem" for precision in PRECISIONS])
 
 
 def fit(name: str, values: str, *options: str) -> Command:
-    """``ampmem fit`` of the batch size of a small GPT, in two arms."""
+    """``ampmem fit`` of the batch size of a small GPT, in two precisions."""
     how = ("--jobs", "1", "--points", "2", "--precision", "fp32,amp", "--gpu", "570MiB")
     script = ("-m", "ampmem.workloads.gpt", "--preset", "tiny", "--vary", f"--batch-size={values}")
     return ampmem(name, "fit", *how, *options, *script)
@@ -169,7 +171,7 @@ def fill_inputs(inputs: Path, work: Path) -> None:
     """Keep the recordings in ``work`` as ``inputs``, with damaged ones beside them."""
     inputs.mkdir(parents=True)
     for path in sorted(work.glob("*.ampmem")):
-        if not path.name.startswith("compare."):  # those are recordings of the three arms once more
+        if not path.name.startswith("compare."):  # those are recordings of the three precisions once more
             shutil.copy(path, inputs)
     whole = (work / "gpt.cpu.amp.ampmem").read_bytes()
     (inputs / "damaged_empty.ampmem").write_bytes(b"")
@@ -187,20 +189,22 @@ def fill_inputs(inputs: Path, work: Path) -> None:
 
 def same(inputs: Path) -> list[Command]:
     """All that is put out for the recordings in ``inputs``, which the commands see as ``in/NAME``."""
-    in_arms = {f"{script}.{kind}.{arm}" for script in WORKLOADS for kind in DEVICES for arm in ARMS}
+    in_precisions = {
+        f"{script}.{kind}.{precision}" for script in WORKLOADS for kind in DEVICES for precision in PRECISIONS
+    }
     commands = []
-    for group in sorted({name.rpartition(".")[0] for name in in_arms}):
-        arms = files(*(f"{group}.{arm}" for arm in ARMS))
+    for group in sorted({name.rpartition(".")[0] for name in in_precisions}):
+        precisions = files(*(f"{group}.{precision}" for precision in PRECISIONS))
         commands += [
-            ampmem(f"{group}.each", "show", "--each", "--casts", "--steps", *arms),
-            ampmem(f"{group}.json", "show", "--json", *arms),
-            ampmem(f"{group}.arms", "report", *arms, suffix=".html"),
+            ampmem(f"{group}.each", "show", "--each", "--casts", "--steps", *precisions),
+            ampmem(f"{group}.json", "show", "--json", *precisions),
+            ampmem(f"{group}.precisions", "report", *precisions, suffix=".html"),
         ]
     for name in sorted(path.stem for path in inputs.glob("*.ampmem")):
         if name.startswith("damaged_"):
             commands += [ampmem(f"{name}.show", "show", *files(name))]
             commands += [ampmem(f"{name}.report", "report", *files("gpt.cpu.fp32", name), suffix=".html")]
-        elif name not in in_arms:
+        elif name not in in_precisions:
             commands += shown(name)
         if name.startswith(EXPORTED):
             commands += exported(name)

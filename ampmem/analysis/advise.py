@@ -27,7 +27,7 @@ from ampmem.names import trains_compiled
 from ampmem.results import Deviation
 from ampmem.units import format_bytes, format_duration
 from ampmem.version import __version__
-from ampmem.vocabulary import AUTOCAST_ARMS, NOTHING_FORCED, Device, Forced, SourceKind
+from ampmem.vocabulary import AUTOCAST_PRECISIONS, NOTHING_FORCED, Device, Forced, SourceKind
 
 Trials = Mapping[Forced, Trial]
 """The runs so far, by their changes; the first run is of the unchanged script."""
@@ -55,7 +55,7 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
         no_foreach=_no_implementation(recording, "foreach"),
         compiles=compiles,
         idle_gradients=gradients_through_forward(run) is not None,
-        cached_casts=bool(recording.arm.cache) and _much_at_the_peak(run, Category.CAST_COPIES),
+        cached_casts=bool(recording.precision.cache) and _much_at_the_peak(run, Category.CAST_COPIES),
         workspaces=_much_at_the_peak(run, Category.WORKSPACE),
         suggestions=suggestions(run),
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
@@ -132,10 +132,10 @@ def blocks_of_ranks(blocks: Iterable[Blocks | None]) -> Blocks | None:
 
 
 def _no_precision(recording: Recording) -> str | None:
-    if recording.arm.forced:
-        return f"every run already has the precision {recording.arm.name}"
-    if recording.arm.name in AUTOCAST_ARMS:
-        return f"the script already uses autocast, with {recording.arm.dtype}"
+    if recording.precision.forced:
+        return f"every run already has the precision {recording.precision.name}"
+    if recording.precision.name in AUTOCAST_PRECISIONS:
+        return f"the script already uses autocast, with {recording.precision.dtype}"
     others = {parameter.dtype for parameter in recording.parameters} - {"float32"}
     return f"the script's parameters are {', '.join(sorted(others))}, not float32" if others else None
 

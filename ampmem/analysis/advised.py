@@ -14,9 +14,9 @@ from ampmem.analysis.jsonable import NOT_IN_JSON, Json, NotOfThisKind, from_json
 from ampmem.analysis.ranks.jobs import RankRun
 from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
-from ampmem.events import ArmRecord, RunRecord
+from ampmem.events import PrecisionRecord, RunRecord
 from ampmem.units import format_bytes
-from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced, SourceKind
+from ampmem.vocabulary import NOTHING_FORCED, Device, Forced, Precision, SourceKind
 
 KIND = "ampmem advise"
 """The key in the first line of a file of runs; its value is the version of ampmem."""
@@ -66,14 +66,16 @@ class Advised:
 
     def left_out(self, run: RankRun) -> RankRun:
         """``run`` without the findings that the runs disprove, and with a note that says so."""
-        if run.entry is None or run.entry.summary is None or run.run is None or run.arm is None:
+        if run.entry is None or run.entry.summary is None or run.run is None or run.precision is None:
             return run
-        summary, told = self.without_disproved(run.entry.summary, run.run, run.arm)
+        summary, told = self.without_disproved(run.entry.summary, run.run, run.precision)
         return replace(run, entry=replace(run.entry, summary=summary), notes=(*run.notes, *told))
 
-    def without_disproved(self, summary: Summary, run: RunRecord, arm: ArmRecord) -> tuple[Summary, tuple[str, ...]]:
+    def without_disproved(
+        self, summary: Summary, run: RunRecord, precision: PrecisionRecord
+    ) -> tuple[Summary, tuple[str, ...]]:
         """``summary`` without the findings that the runs of its script disprove, and the notes about that."""
-        other = self._differences(run, arm, summary)
+        other = self._differences(run, precision, summary)
         if other:
             told = [f"{self.path}: its runs differ from this one ({', '.join(other)}), so no finding is left out"]
             kept = list(summary.findings)
@@ -115,9 +117,9 @@ class Advised:
         memory = self.trials[NOTHING_FORCED].memory
         return memory is not None and saved >= max(NOTABLE_BYTES, NOTABLE_SHARE * memory.allocated)
 
-    def _differences(self, run: RunRecord, arm: ArmRecord, summary: Summary) -> list[str]:
+    def _differences(self, run: RunRecord, precision: PrecisionRecord, summary: Summary) -> list[str]:
         """The differences between the recording and these runs that matter for its findings, in words."""
-        arm_name, _, dtype = str(self.of.get("precision", "")).partition(" ")
+        precision_name, _, dtype = str(self.of.get("precision", "")).partition(" ")
         gpu = str(self.of.get("GPU", ""))
         all_ranks = str(self.of.get("rank")).startswith("all ")
         recorded: dict[str, tuple[object, object]] = {
@@ -126,8 +128,11 @@ class Advised:
             "version of torch": (self.of.get("torch"), run.torch),
             "device": (self.of.get("device"), _DEVICES.get(run.source)),
             "GPU": (gpu or self.script.device_name, run.device_name),
-            "precision": (arm_name, arm.name if arm.forced else Arm.AS_IS),
-            "type of autocast": (dtype, {"bfloat16": "bf16", "float16": "fp16"}.get(arm.dtype or "") if dtype else ""),
+            "precision": (precision_name, precision.name if precision.forced else Precision.AS_IS),
+            "type of autocast": (
+                dtype,
+                {"bfloat16": "bf16", "float16": "fp16"}.get(precision.dtype or "") if dtype else "",
+            ),
             "assumption": (self.of.get("assumption"), list(run.assume)),
             "rank": (self.of.get("rank"), f"{'all' if all_ranks else run.rank} of {run.world_size}"),
             "forced change": (False, any(note.startswith("forced: ") for note in summary.notes)),

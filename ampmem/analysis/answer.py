@@ -18,7 +18,7 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PhaseName
 from ampmem.names import ran_on
 from ampmem.units import format_apart, format_bytes
-from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
+from ampmem.vocabulary import AUTOCAST_PRECISIONS, Mark, Precision
 
 NO_DIFFERENCE = 0.01
 """Peaks that differ by less than this share of the baseline's count as equal."""
@@ -180,7 +180,7 @@ class Verdict:
 
 def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = False) -> Verdict:
     """The verdict on the largest peak of a single recording; ``summary`` is ``None`` for an empty recording."""
-    label = label or ("" if summary is None else summary.arm.name)
+    label = label or ("" if summary is None else summary.precision.name)
     of_all, unsound = None, False
     if summary is not None:
         of_all = _composition(summary, summary.peak, summary.peak.step, label=label, failed=failed)
@@ -251,15 +251,15 @@ def _matters(finding: Finding, summary: Summary) -> bool:
 
 
 def _answer(comparison: Comparison) -> Answer | None:
-    base, mixed = comparison.baseline, index_of(comparison, AUTOCAST_ARMS)
+    base, mixed = comparison.baseline, index_of(comparison, AUTOCAST_PRECISIONS)
     if base is None or mixed is None:
         return None
     full, low = comparison.columns[base], comparison.columns[mixed]
     before, after, summary = _peak(full), _peak(low), low.entry.summary
     if before is None or after is None or summary is None:
         return None
-    other = index_of(comparison, (Arm.AMP_NOCACHE,)) if summary.arm.name == Arm.AMP else None
-    low_weights = index_of(comparison, (Arm.BF16,))
+    other = index_of(comparison, (Precision.AMP_NOCACHE,)) if summary.precision.name == Precision.AMP else None
+    low_weights = index_of(comparison, (Precision.BF16,))
     changes, of_forward = _changes(full, low, Mark.PEAK), _changes(full, low, Mark.AFTER_FORWARD)
     whole = full.total(Mark.AFTER_FORWARD), low.total(Mark.AFTER_FORWARD)
     return Answer(
@@ -277,12 +277,12 @@ def _answer(comparison: Comparison) -> Answer | None:
     )
 
 
-def index_of(comparison: Comparison, arms: Sequence[Arm]) -> int | None:
-    """The index of the first recording in the first of ``arms`` that was recorded and whose compared step ended."""
-    for arm in arms:
+def index_of(comparison: Comparison, precisions: Sequence[Precision]) -> int | None:
+    """The index of the first recording in the first of ``precisions`` whose compared step ended."""
+    for precision in precisions:
         for index, column in enumerate(comparison.columns):
             summary = column.entry.summary
-            if summary is not None and summary.arm.name == arm and column.ended_step is not None:
+            if summary is not None and summary.precision.name == precision and column.ended_step is not None:
                 return index
     return None
 
@@ -371,12 +371,12 @@ def judged_findings(comparison: Comparison) -> tuple[tuple[Finding, ...], ...]:
 
 def _judged(comparison: Comparison, index: int, findings: tuple[Finding, ...]) -> list[Finding]:
     mine = None if comparison.remarks else _run(comparison, index)
-    if mine is None or mine.summary.arm.name not in AUTOCAST_ARMS:
+    if mine is None or mine.summary.precision.name not in AUTOCAST_PRECISIONS:
         return list(findings)
     found = []
     for finding in findings:
-        arms, judge = _JUDGES.get(finding.code, ((), None))
-        other = index_of(comparison, arms)
+        precisions, judge = _JUDGES.get(finding.code, ((), None))
+        other = index_of(comparison, precisions)
         against = None if other is None else _run(comparison, other)
         judged = finding if judge is None or against is None else judge(finding, mine, against)
         if judged is not None:
@@ -488,11 +488,11 @@ def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
 
 _SPARED, _SPARES = "cache-off-costs", "cache-on-saves"
 
-_JUDGES: Mapping[str, tuple[tuple[Arm, ...], _Judge]] = {
-    "amp-saves": ((Arm.FP32,), _autocast),
-    "amp-saves-nothing": ((Arm.FP32,), _autocast),
-    "cache-off-saves": ((Arm.AMP_NOCACHE,), _cheaper),
-    _SPARES: ((Arm.AMP,), _cheaper),
-    _SPARED: ((Arm.AMP_NOCACHE,), _cache_pays),
+_JUDGES: Mapping[str, tuple[tuple[Precision, ...], _Judge]] = {
+    "amp-saves": ((Precision.FP32,), _autocast),
+    "amp-saves-nothing": ((Precision.FP32,), _autocast),
+    "cache-off-saves": ((Precision.AMP_NOCACHE,), _cheaper),
+    _SPARES: ((Precision.AMP,), _cheaper),
+    _SPARED: ((Precision.AMP_NOCACHE,), _cache_pays),
 }
-"""By code: the arm that measured what the finding estimates, and the function that judges the finding then."""
+"""By code: the precision that measured what the finding estimates, and the function that judges the finding then."""

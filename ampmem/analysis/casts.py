@@ -14,7 +14,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Mask, tensor_sizes
 from ampmem.analysis.timeline.timeline import MemoryHistory, PhaseName
 from ampmem.events import Column, Fact, Phase, Recording
-from ampmem.vocabulary import AUTOCAST_ARMS, SourceKind
+from ampmem.vocabulary import AUTOCAST_PRECISIONS, SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ def _never_cleared(history: MemoryHistory, copies: Column, parameter: Column, vi
     Autocast caches copies of whole parameters that need gradients, and clears all of them at once.
     """
     recording, facts, lifetimes = history.recording, history.facts, history.lifetimes
-    if not recording.arm.cache:
+    if not recording.precision.cache:
         return np.zeros(len(copies), dtype=np.bool_)
     frozen = {record.name for record in recording.parameters if not record.trainable}
     frozen_ids = [index for index in np.unique(parameter).tolist() if recording.texts[index] in frozen]
@@ -229,7 +229,7 @@ def _as_a_snapshot_knows(step: StepCasts) -> StepCasts:
 def cast_eligible(history: MemoryHistory) -> int | None:
     """The number of parameter elements that autocast was seen to cast; ``None`` without autocast."""
     recording = history.recording
-    if recording.arm.name not in AUTOCAST_ARMS:
+    if recording.precision.name not in AUTOCAST_PRECISIONS:
         return None
     ids = np.unique(recording.facts.name[recording.facts.fact == Fact.CAST_COPY])
     seen = {recording.texts[index] for index in ids}

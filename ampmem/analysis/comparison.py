@@ -14,10 +14,10 @@ from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.events import Recording
 from ampmem.output import Shown
 from ampmem.units import format_bytes, format_count, format_peak
-from ampmem.vocabulary import AUTOCAST_ARMS, LOW_PRECISION, Arm, Mark
+from ampmem.vocabulary import AUTOCAST_PRECISIONS, LOW_PRECISION, Mark, Precision
 
-BASELINE = Arm.FP32
-"""The arm that the others are compared with."""
+BASELINE = Precision.FP32
+"""The precision that the others are compared with."""
 
 _NEXT_TO_NOTHING = 0.0001
 """A ratio to less than this share of all live bytes means nothing."""
@@ -112,8 +112,8 @@ class Compared:
 class Comparison(Shown):
     """Recordings side by side.
 
-    The baseline is the first recording whose arm is ``fp32``; there is none where the recordings differ in more than
-    their precision.
+    The baseline is the first recording whose precision is ``fp32``; there is none where the recordings differ in more
+    than their precision.
     """
 
     columns: tuple[Compared, ...]
@@ -163,13 +163,13 @@ def step_in_words(columns: Iterable[Compared]) -> str:
 
 
 def entry_of(recording: Recording, *, label: str | None = None, summary: Summary | None = None) -> Entry:
-    """``recording`` as a column, labelled with its arm by default.
+    """``recording`` as a column, labelled with its precision by default.
 
     Without its ``summary`` the recording is summed up, which may raise.
     """
     failure = recording.run.failure
     return Entry(
-        label=label or recording.arm.name,
+        label=label or recording.precision.name,
         summary=summarize(recording) if summary is None else summary,
         failure=None if failure is None else failure.line,
         plain_step_ns=recording.plain_step_ns,
@@ -204,7 +204,7 @@ def compare(entries: Sequence[Entry], *, step: int | None = None) -> Comparison:
 def _column(entry: Entry, step: Step | None, base: Entry | None, base_step: Step | None) -> Compared:
     """``entry`` and its compared ``step``, beside the baseline's."""
     mine, full = (None if each is None or not each.finished else each.peak.said for each in (step, base_step))
-    autocast = entry.summary is not None and entry.summary.arm.name in AUTOCAST_ARMS
+    autocast = entry.summary is not None and entry.summary.precision.name in AUTOCAST_PRECISIONS
     losses = None if base is None else _loss_by_step(base.summary)
     return Compared(
         entry=entry,
@@ -226,8 +226,8 @@ def _activation_ratio(step: Step | None, base: Step | None) -> float | None:
 
 
 def _baseline(summaries: Sequence[Summary | None]) -> int | None:
-    """The index of the first summary whose arm is :data:`BASELINE`."""
-    return next((i for i, item in enumerate(summaries) if item is not None and item.arm.name == BASELINE), None)
+    """The index of the first summary whose precision is :data:`BASELINE`."""
+    return next((i for i, item in enumerate(summaries) if item is not None and item.precision.name == BASELINE), None)
 
 
 def _compared_steps(summaries: Sequence[Summary | None], given: int | None) -> list[Step | None]:
@@ -316,7 +316,9 @@ def _loss_difference(mine: dict[int, float | None], base: dict[int, float | None
 
 def _remarks(entries: Sequence[Entry]) -> tuple[str, ...]:
     known = [(entry, entry.summary) for entry in entries if entry.summary is not None]
-    sized = all(summary.arm.name != Arm.BF16 for _, summary in known)  # in bf16 the same parameters take half
+    sized = all(
+        summary.precision.name != Precision.BF16 for _, summary in known
+    )  # in bf16 the same parameters take half
     facts: tuple[tuple[str, dict[str, str]], ...] = (
         ("parameters", {entry.label: _parameters(summary, sized=sized) for entry, summary in known}),
         ("scripts", {entry.label: entry.script for entry, _ in known if entry.script}),

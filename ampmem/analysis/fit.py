@@ -17,10 +17,10 @@ from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, like, named,
 from ampmem.errors import RecordingError
 from ampmem.events import Recording
 from ampmem.version import __version__
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Precision
 
-BASELINE = Arm.FP32
-"""The arm that the others are compared with."""
+BASELINE = Precision.FP32
+"""The precision that the others are compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +72,11 @@ class Memory:
 
 
 Points: TypeAlias = Mapping[int, Memory | None]
-"""The result of each value that was run in one arm; ``None`` where memory ran out."""
+"""The result of each value that was run in one precision; ``None`` where memory ran out."""
 
 
 class SavingVerdict(StrEnum):
-    """How the peaks of an arm compare with those of :data:`BASELINE`, at the values that fit in both."""
+    """How the peaks of a precision compare with those of :data:`BASELINE`, at the values that fit in both."""
 
     CROSSES = "crosses"
     """Higher or equal at small values, lower from some larger value on."""
@@ -137,15 +137,15 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmFit:
-    """All runs of one arm, by ascending value.
+class PrecisionFit:
+    """All runs of one precision, by ascending value.
 
     ``largest_fitting`` surely fits, ``smallest_not_fitting`` is the smallest larger value that does not;
     ``largest_that_may_fit`` is the largest larger value that fits with the lower bound of the unknown memory, null
     without one.
     """
 
-    name: Arm = field(metadata=named("arm"))
+    name: Precision = field(metadata=named("arm"))
     largest_fitting: Positive | None
     smallest_not_fitting: Positive | None
     largest_that_may_fit: Positive | None
@@ -173,7 +173,7 @@ class ArmFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakDifference:
-    """The arm's peak of allocated bytes less the baseline's."""
+    """The precision's peak of allocated bytes less the baseline's."""
 
     value: Positive
     bytes: Signed
@@ -181,14 +181,14 @@ class PeakDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """Where the peak allocated by ``arm`` falls below that of the arm ``against``, among the values that fit in both.
+    """Where the peak allocated by ``precision`` falls below that by ``against``, among the values that fit in both.
 
     ``costs_at`` is the largest value at which the peak is not below, ``saves_at`` the smallest larger value at which it
     is; for :attr:`SavingVerdict.ALWAYS` and :attr:`SavingVerdict.REVERSED` the smallest value at which it is below.
     """
 
-    arm: Arm
-    against: Arm
+    precision: Precision = field(metadata=named("arm"))
+    against: Precision
     verdict: SavingVerdict
     costs_at: Positive | None
     saves_at: Positive | None
@@ -211,25 +211,25 @@ class FitResult:
     runs: int
     vary: Vary
     gpu: SimulatedGpu
-    arms: tuple[ArmFit, ...]
+    precisions: tuple[PrecisionFit, ...] = field(metadata=named("arms"))
     break_even: tuple[BreakEven, ...]
     notes: tuple[str, ...]
 
     @property
     def values(self) -> tuple[int, ...]:
         """Every value that was run."""
-        return tuple(sorted({point.value for arm in self.arms for point in arm.points}))
+        return tuple(sorted({point.value for precision in self.precisions for point in precision.points}))
 
-    def same_as(self, arm: ArmFit) -> ArmFit | None:
-        """The first arm before ``arm`` that has the peaks of ``arm`` at every value that was run in ``arm``.
+    def same_as(self, precision: PrecisionFit) -> PrecisionFit | None:
+        """The first precision before this one that has equal peaks, at every value that was run in this one.
 
-        Both have the same largest value that fits; the first arm may have more values. ``None`` also if nothing fits,
-        as no peak is known then.
+        Both have the same largest value that fits; the first precision may have more values. ``None`` also if nothing
+        fits, as no peak is known then.
         """
-        if not any(point.may_fit for point in arm.points):
+        if not any(point.may_fit for point in precision.points):
             return None
-        for other in self.arms[: self.arms.index(arm)]:
-            if bracket(other.memory) == bracket(arm.memory) and arm.memory.items() <= other.memory.items():
+        for other in self.precisions[: self.precisions.index(precision)]:
+            if bracket(other.memory) == bracket(precision.memory) and precision.memory.items() <= other.memory.items():
                 return other
         return None
 
@@ -248,7 +248,14 @@ def fit_schema() -> dict[str, Json]:
 
 
 def fit_result(
-    points: Mapping[Arm, Points], *, script: str, steps: int, vary: Vary, gpu: str, total: int, notes: tuple[str, ...]
+    points: Mapping[Precision, Points],
+    *,
+    script: str,
+    steps: int,
+    vary: Vary,
+    gpu: str,
+    total: int,
+    notes: tuple[str, ...],
 ) -> FitResult:
     """The result of a search that made these runs on a GPU of ``total`` bytes."""
     found = [memory for those in points.values() for memory in those.values() if memory is not None]
@@ -267,22 +274,22 @@ def fit_result(
             outside_at_most=max(map(max, outside), default=None),
             allowed=min((memory.allowed for memory in found if memory.allowed is not None), default=None),
         ),
-        arms=arm_fits(points),
+        precisions=precision_fits(points),
         break_even=break_evens(points),
         notes=notes,
     )
 
 
-def arm_fits(points: Mapping[Arm, Points]) -> tuple[ArmFit, ...]:
-    """The runs of each arm, by value."""
-    return tuple(_arm(arm, found) for arm, found in points.items())
+def precision_fits(points: Mapping[Precision, Points]) -> tuple[PrecisionFit, ...]:
+    """The runs of each precision, by value."""
+    return tuple(_precision(precision, found) for precision, found in points.items())
 
 
-def _arm(arm: Arm, points: Points) -> ArmFit:
+def _precision(precision: Precision, points: Points) -> PrecisionFit:
     fits, too_large = bracket(points)
     may = (value for value, memory in points.items() if memory and value > (fits or 0))
-    return ArmFit(
-        name=arm,
+    return PrecisionFit(
+        name=precision,
         largest_fitting=fits,
         smallest_not_fitting=too_large,
         largest_that_may_fit=max(may, default=None),
@@ -296,10 +303,10 @@ def _point(value: int, memory: Memory | None) -> Point:
     return like(Point, memory, value=value, fits=memory.surely, may_fit=True)
 
 
-def break_evens(points: Mapping[Arm, Points]) -> tuple[BreakEven, ...]:
-    """The break-even point of each other arm against :data:`BASELINE`; empty if that was not run."""
-    others = [arm for arm in points if arm != BASELINE and BASELINE in points]
-    return tuple(_break_even(arm, differences(points, arm)) for arm in others)
+def break_evens(points: Mapping[Precision, Points]) -> tuple[BreakEven, ...]:
+    """The break-even point of each other precision against :data:`BASELINE`; empty if that was not run."""
+    others = [precision for precision in points if precision != BASELINE and BASELINE in points]
+    return tuple(_break_even(precision, differences(points, precision)) for precision in others)
 
 
 def bracket(points: Points) -> tuple[int | None, int | None]:
@@ -310,9 +317,9 @@ def bracket(points: Points) -> tuple[int | None, int | None]:
     return fits, min(above, default=None)
 
 
-def differences(points: Mapping[Arm, Points], arm: Arm) -> dict[int, int]:
-    """The peak of ``arm`` less that of :data:`BASELINE` at each value that fits in both, by ascending value."""
-    both = ((value, points[arm][value], points[BASELINE].get(value)) for value in sorted(points[arm]))
+def differences(points: Mapping[Precision, Points], precision: Precision) -> dict[int, int]:
+    """The peak of ``precision`` less that of :data:`BASELINE` at each value that fits in both, by ascending value."""
+    both = ((value, points[precision][value], points[BASELINE].get(value)) for value in sorted(points[precision]))
     return {value: ours.allocated - theirs.allocated for value, ours, theirs in both if ours and theirs}
 
 
@@ -343,7 +350,7 @@ def memory_of(recording: Recording) -> Memory | None:
     )
 
 
-def _break_even(arm: Arm, found: Mapping[int, int]) -> BreakEven:
+def _break_even(precision: Precision, found: Mapping[int, int]) -> BreakEven:
     costs, saves = crossing(found)
     smallest = min((value for value, difference in found.items() if difference < 0), default=None)
     verdict = SavingVerdict.NEVER if smallest is None else SavingVerdict.REVERSED
@@ -352,7 +359,7 @@ def _break_even(arm: Arm, found: Mapping[int, int]) -> BreakEven:
     elif saves is not None:
         verdict = SavingVerdict.CROSSES
     return BreakEven(
-        arm=arm,
+        precision=precision,
         against=BASELINE,
         verdict=verdict,
         costs_at=costs,
@@ -378,8 +385,8 @@ GUESSES = 10
 """From this many runs on, a search is bisected."""
 
 
-def wanted(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) -> list[tuple[Arm, int]]:
-    """The arms and values to run next, all of which can run at once; empty at the end of the search.
+def wanted(points: Mapping[Precision, Points], vary: Vary, *, total: int, curve: int) -> list[tuple[Precision, int]]:
+    """The precisions and values to run next, all of which can run at once; empty at the end of the search.
 
     First the largest fitting values are searched, then the break-even points; then the curve is filled up to ``curve``
     values. ``total`` is the GPU's memory in bytes.
@@ -391,19 +398,19 @@ def wanted(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) 
 class Remaining:
     """The purpose of the runs that are left; some depend on the results of others.
 
-    ``searched`` has the arms whose largest value is not found yet, with the largest that fits and the smallest that
-    does not; once it is empty, ``crossings`` says that a break-even point is missing. ``runs`` counts the runs left for
-    the curve, 0 until all is found.
+    ``searched`` has the precisions whose largest value is not found yet, with the largest that fits and the smallest
+    that does not; once it is empty, ``crossings`` says that a break-even point is missing. ``runs`` counts the runs
+    left for the curve, 0 until all is found.
     """
 
-    searched: Mapping[Arm, tuple[int | None, int | None]]
+    searched: Mapping[Precision, tuple[int | None, int | None]]
     crossings: bool
     runs: int
 
 
-def remaining(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) -> Remaining:
+def remaining(points: Mapping[Precision, Points], vary: Vary, *, total: int, curve: int) -> Remaining:
     """The work that is left, in the order of :func:`wanted`."""
-    searched = {arm: bracket(points[arm]) for arm, _ in _to_fit(points, vary, total)}
+    searched = {precision: bracket(points[precision]) for precision, _ in _to_fit(points, vary, total)}
     crossings = not searched and bool(_to_break_even(points))
     runs = 0 if searched or crossings else len(_to_draw(points, vary.low, curve))
     return Remaining(searched=searched, crossings=crossings, runs=runs)
@@ -436,32 +443,32 @@ def next_to_break_even(found: Mapping[int, int]) -> int | None:
     return _inside(costs, saves, guess)
 
 
-def _to_fit(points: Mapping[Arm, Points], vary: Vary, total: int) -> list[tuple[Arm, int]]:
-    found = ((arm, next_to_fit(mine, vary, total)) for arm, mine in points.items())
-    return [(arm, value) for arm, value in found if value is not None]
+def _to_fit(points: Mapping[Precision, Points], vary: Vary, total: int) -> list[tuple[Precision, int]]:
+    found = ((precision, next_to_fit(mine, vary, total)) for precision, mine in points.items())
+    return [(precision, value) for precision, value in found if value is not None]
 
 
-def _to_break_even(points: Mapping[Arm, Points]) -> list[tuple[Arm, int]]:
-    largest = {arm: bracket(mine)[0] for arm, mine in points.items()}
+def _to_break_even(points: Mapping[Precision, Points]) -> list[tuple[Precision, int]]:
+    largest = {precision: bracket(mine)[0] for precision, mine in points.items()}
     base = largest.get(BASELINE)
-    needed: dict[tuple[Arm, int], None] = {}
-    for arm, top in largest.items():
-        if arm == BASELINE or top is None or base is None:
+    needed: dict[tuple[Precision, int], None] = {}
+    for precision, top in largest.items():
+        if precision == BASELINE or top is None or base is None:
             continue
-        ends = _not_run(points, arm, min(base, top))
-        value = None if ends else next_to_break_even(differences(points, arm))
-        needed |= dict.fromkeys(ends if value is None else _not_run(points, arm, value))
+        ends = _not_run(points, precision, min(base, top))
+        value = None if ends else next_to_break_even(differences(points, precision))
+        needed |= dict.fromkeys(ends if value is None else _not_run(points, precision, value))
     return list(needed)
 
 
-def _not_run(points: Mapping[Arm, Points], arm: Arm, value: int) -> list[tuple[Arm, int]]:
-    """The arms, of ``arm`` and the baseline, that were not run with ``value`` yet."""
-    return [(name, value) for name in (BASELINE, arm) if value not in points[name]]
+def _not_run(points: Mapping[Precision, Points], precision: Precision, value: int) -> list[tuple[Precision, int]]:
+    """The precisions, of ``precision`` and the baseline, that were not run with ``value`` yet."""
+    return [(name, value) for name in (BASELINE, precision) if value not in points[name]]
 
 
-def _to_draw(points: Mapping[Arm, Points], low: int, curve: int) -> list[tuple[Arm, int]]:
+def _to_draw(points: Mapping[Precision, Points], low: int, curve: int) -> list[tuple[Precision, int]]:
     """The runs for a curve over ``curve`` values, evenly spaced unless a value close by was run."""
-    largest = {arm: bracket(mine)[0] for arm, mine in points.items()}
+    largest = {precision: bracket(mine)[0] for precision, mine in points.items()}
     top = max((value for value in largest.values() if value is not None), default=low)
     if curve < 2 or top == low:
         return []
@@ -473,10 +480,10 @@ def _to_draw(points: Mapping[Arm, Points], low: int, curve: int) -> list[tuple[A
         nearest = min(fitting, key=lambda value: (abs(value - even), value))
         values.append(nearest if abs(nearest - even) * 3 * parts <= span else even)
     return [
-        (arm, value)
+        (precision, value)
         for value in dict.fromkeys(values)
-        for arm, limit in largest.items()
-        if limit is not None and value <= limit and value not in points[arm]
+        for precision, limit in largest.items()
+        if limit is not None and value <= limit and value not in points[precision]
     ]
 
 

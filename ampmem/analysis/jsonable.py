@@ -61,7 +61,7 @@ Name: TypeAlias = Annotated[str, AtLeast(1)]
 
 
 def named(key: str) -> Mapping[str, str | None]:
-    """Metadata of a field with the name ``key`` in JSON, because that is a keyword in Python."""
+    """Metadata of a field with the name ``key`` in JSON, where Python says it in another word."""
     return {_KEY: key}
 
 

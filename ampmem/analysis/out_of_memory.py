@@ -25,7 +25,7 @@ from ampmem.analysis.timeline.marks import phase_at, unfinished_step
 from ampmem.analysis.timeline.timeline import ByPhase, MemoryHistory, PhaseName
 from ampmem.errors import RecordingError
 from ampmem.events import NO_STEP, Fact, OomRecord, Phase, Recording, RunRecord
-from ampmem.vocabulary import Arm, AutocastDtype, Device, SourceKind, StepOn
+from ampmem.vocabulary import AutocastDtype, Device, Precision, SourceKind, StepOn
 
 _REASONS = {
     Reason.OVERSIZE: "raise max_split_size_mb in PYTORCH_ALLOC_CONF, or leave it out",
@@ -357,12 +357,12 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
     script = _script(run)
     if total is None or script is None:
         return ()
-    arm, shared = _shared_options(recording)
+    precision, shared = _shared_options(recording)
     mine, lines = gpu_called(run.device_name, run.source, total), []
     varied = batch_varied(run.arguments)
     if varied is not None and phase not in _WITHOUT_BATCH and not found.later:
-        arms = ["--precision", str(recording.arm.name if recording.arm.forced else Arm.AS_IS)]
-        lines.append(shlex.join(["ampmem", "fit", "--gpu", mine, *arms, *shared, *script, *varied]))
+        precisions = ["--precision", str(recording.precision.name if recording.precision.forced else Precision.AS_IS)]
+        lines.append(shlex.join(["ampmem", "fit", "--gpu", mine, *precisions, *shared, *script, *varied]))
     if phase is not Phase.SETUP and not found.later:
         least_steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS_OF_ADVISE else []
         lines.append(advise_command(recording, mine, *least_steps) or "")
@@ -373,7 +373,7 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
     at_the_limit = mine if least <= total else _larger(least)
     gpu = at_the_limit if found.by_the_limit else _larger(max(2 * total, least))
     larger = ["ampmem", "profile", "--device", str(Device.SIMULATED), "--gpu", gpu]
-    lines.append(shlex.join([*larger, *arm, *shared, *steps, *script, *run.arguments]))
+    lines.append(shlex.join([*larger, *precision, *shared, *steps, *script, *run.arguments]))
     return tuple(lines)
 
 
@@ -386,8 +386,8 @@ def advise_command(recording: Recording, gpu: str | None, *options: str) -> str 
     script, gpu = _script(run), gpu or _known_gpu(run.device_name, run.source)
     if script is None or gpu is None:
         return None
-    arm, shared = _shared_options(recording)
-    return shlex.join(["ampmem", "advise", "--gpu", gpu, *arm, *shared, *options, *script, *run.arguments])
+    precision, shared = _shared_options(recording)
+    return shlex.join(["ampmem", "advise", "--gpu", gpu, *precision, *shared, *options, *script, *run.arguments])
 
 
 def _script(run: RunRecord) -> list[str] | None:
@@ -398,15 +398,15 @@ def _script(run: RunRecord) -> list[str] | None:
 
 def _shared_options(recording: Recording) -> tuple[list[str], list[str]]:
     """The recording's options that other commands take too: the precision, and the rest."""
-    run, arm = recording.run, recording.arm
-    dtype = {"bfloat16": AutocastDtype.BF16, "float16": AutocastDtype.FP16}.get(arm.dtype or "")
+    run, precision = recording.run, recording.precision
+    dtype = {"bfloat16": AutocastDtype.BF16, "float16": AutocastDtype.FP16}.get(precision.dtype or "")
     shared = [word for each in run.assume for word in ("--assume", each)]
-    shared += ["--dtype", str(dtype)] if arm.forced and dtype is not None else []
+    shared += ["--dtype", str(dtype)] if precision.forced and dtype is not None else []
     if run.world_size > 1:
         shared += ["--world-size", str(run.world_size), "--rank", str(run.rank)]
     if run.step_on:
         shared += ["--step-on", run.step_on]
-    return ["--precision", str(arm.name)] if arm.forced else [], shared
+    return ["--precision", str(precision.name)] if precision.forced else [], shared
 
 
 def gpu_called(name: str, source: str, total: int) -> str:

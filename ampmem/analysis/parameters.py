@@ -15,7 +15,7 @@ from ampmem.analysis.timeline.lifetimes import dtype_bytes
 from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Fact, ParameterRecord, Recording
 from ampmem.names import buffers_counted, parameters_left_over, shape_of
-from ampmem.vocabulary import Arm, SourceKind
+from ampmem.vocabulary import Precision, SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def parameters_of(history: MemoryHistory, cast_eligible: int | None) -> Paramete
     """All parameters of ``history``, each byte once."""
     recording, records = history.recording, history.parameters
     bound, others = _bound(recording), _untrained(history)
-    untyped = recording.run.source == SourceKind.SNAPSHOT and recording.arm.name == Arm.AS_IS
+    untyped = recording.run.source == SourceKind.SNAPSHOT and recording.precision.name == Precision.AS_IS
     return Parameters(
         count=sum(own_elements(record) for record in records),
         trainable=sum(own_elements(record) for record in records if record.trainable),

@@ -44,7 +44,7 @@ from ampmem.events import AllocatorRecord, MeshAxis, Phase, Recording, StepRecor
 from ampmem.names import STILL_WRITTEN, is_warning
 from ampmem.output import Shown, in_short
 from ampmem.units import format_peak
-from ampmem.vocabulary import STEP_MARKS, Arm, SourceKind
+from ampmem.vocabulary import STEP_MARKS, Precision, SourceKind
 
 SCHEMA = "ampmem.summary/1"
 
@@ -58,10 +58,10 @@ class DeviceSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmSummary:
+class PrecisionSummary:
     """The precision mode: ``forced`` by ampmem or the script's own, ``wrapped`` in regions that ampmem opened."""
 
-    name: Arm
+    name: Precision
     dtype: str | None
     cache: bool | None
     scaler: bool
@@ -227,7 +227,7 @@ class Summary(Shown):
     """The axes of the script's device mesh, outermost first, with this rank's place on each; empty without a mesh."""
     stages: tuple[int, ...]
     """The pipeline stages on this rank, from 0 on; empty if none was seen."""
-    arm: ArmSummary
+    precision: PrecisionSummary = field(metadata=named("arm"))
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
     """The optimizers that stepped."""
@@ -296,8 +296,8 @@ class Summary(Shown):
         return ([step for step in self.steps if step.finished] or self.steps)[-1]
 
     def _in_short(self) -> str:
-        arm, place = (self.arm.name, self.arm.dtype), (self.rank, self.world_size)
-        run = in_short(self.source, self.device.name, arm, len(self.steps), place)
+        precision, place = (self.precision.name, self.precision.dtype), (self.rank, self.world_size)
+        run = in_short(self.source, self.device.name, precision, len(self.steps), place)
         peak, whole = self.peak, self.whole
         where = f"in {peak.phase} of step {peak.step}" if whole.where is PeakPlace.STEP else PLACES[whole.where]
         return f"{run}, peak {format_peak(whole.bytes)} {where}"
@@ -341,7 +341,7 @@ def summary_of(analysis: Analysis) -> Summary:
         device=DeviceSummary(type=run.device_type, name=run.device_name),
         mesh=recording.mesh,
         stages=recording.stages,
-        arm=like(ArmSummary, recording.arm),
+        precision=like(PrecisionSummary, recording.precision),
         parameters=parameters_of(analysis, cast_eligible(analysis)),
         optimizer=tuple(like(Optimizer, record) for record in recording.optimizers),
         steps=steps,

@@ -183,7 +183,7 @@ def advise(
         raise UsageError(
             f"--steps must be at least {STEPS}: the optimizer's state is created at the end of the first step"
         )
-    check_dtype(options, options.arm)
+    check_dtype(options, options.precision)
     allowed, limit = _allowed(changes), _bytes(budget)
     script = for_several_runs(replace(options, device=Device(device_option), stacks=html is not None, force=False))
     check_processes(script, "advise")
@@ -574,7 +574,7 @@ def _identity(script: ScriptOptions, target: Target) -> dict[str, Json]:
         "source": target.sha256,
         "device": script.device,
         "GPU": "" if script.gpu is None else script.gpu.name,
-        "precision": f"{script.arm} {script.dtype or ''}".strip(),
+        "precision": f"{script.precision} {script.dtype or ''}".strip(),
         "seed": script.seed,
         "number of steps": f"{script.skip}+{script.steps} {step_on_text(script.step_on) or ''}".strip(),
         "assumption": list(script.assume),

@@ -231,7 +231,7 @@ def recorded_run(script: ScriptOptions, output: Path | None) -> Iterator[ScriptR
     The script's output is hidden, except the last lines if it fails. Raises :class:`UsageError` if it cannot be run or
     recorded.
     """
-    check_dtype(script, script.arm)
+    check_dtype(script, script.precision)
     script = for_several_runs(script)
     check_processes(script, "check")
     title = script.find().title

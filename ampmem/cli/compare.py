@@ -20,7 +20,7 @@ from ampmem.cli.options import ScriptCommand, ScriptOptions, precisions_option, 
 from ampmem.cli.processes.children import (
     ProgressLine,
     TimeLeft,
-    chosen_arms,
+    chosen_precisions,
     for_several_runs,
     misplaced,
     profile_arguments,
@@ -40,14 +40,14 @@ from ampmem.reporters.text.difference import render_difference
 from ampmem.reporters.text.layout import layout_for
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.units import format_peak
-from ampmem.vocabulary import FORCED_ARMS, Arm, Device, Forced
+from ampmem.vocabulary import FORCED_PRECISIONS, Device, Forced, Precision
 
 
 @click.command("compare", cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @precisions_option(
-    FORCED_ARMS,
-    f"Which precisions to run, in this order: {', '.join(FORCED_ARMS)}, {Arm.BF16} for weights in bfloat16, or "
-    f"{Arm.AS_IS} for the script as it is.",
+    FORCED_PRECISIONS,
+    f"The precisions to run, in this order: {', '.join(FORCED_PRECISIONS)}, {Precision.BF16} for weights in bfloat16, "
+    f"or {Precision.AS_IS} for the script as it is.",
 )
 @seed_of_runs
 @click.option(
@@ -74,7 +74,7 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device, Forced
 )
 @shared_options
 def compare(
-    arms: str,
+    precisions: str,
     compiles: bool,
     times: bool,
     output: str | None,
@@ -94,14 +94,14 @@ def compare(
     ampmem compare --precision fp32,amp --dtype fp16 -o run -m my_package.train
     ampmem compare --gpu h100 --precision amp --compile train.py
     """
-    chosen = chosen_arms(arms, options)
+    chosen = chosen_precisions(precisions, options)
     options = for_several_runs(options)
     check_processes(options, "compare")
     target = options.find()
     prefix = (output or target.title).removesuffix(SUFFIX)
     if compiles and (options.nproc_per_node or 1) > 1:
         raise UsageError("--compile compares runs in one process: leave --nproc-per-node out")
-    plan = _Plan(script=options, arms=chosen, compiles=compiles, times=times, prefix=prefix, html=html)
+    plan = _Plan(script=options, precisions=chosen, compiles=compiles, times=times, prefix=prefix, html=html)
     numbered = output is None and not options.force
     for path in plan.paths:
         check_output(path, force=options.force or numbered)
@@ -126,15 +126,15 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run in ``arm``: of the script as it is, or ``compiled`` or not by force."""
+    """A run in ``precision``: of the script as it is, or ``compiled`` or not by force."""
 
-    arm: Arm
+    precision: Precision
     compiled: bool | None = None
 
     @property
     def label(self) -> str:
         """The heading of its column: ``amp``, ``amp compiled``, ``amp uncompiled``."""
-        return self.arm if self.compiled is None else f"{self.arm} {'' if self.compiled else 'un'}compiled"
+        return self.precision if self.compiled is None else f"{self.precision} {'' if self.compiled else 'un'}compiled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class _Plan:
     """The command line. ``claimed``: the recordings exist already, empty, to be replaced."""
 
     script: ScriptOptions
-    arms: tuple[Arm, ...]
+    precisions: tuple[Precision, ...]
     compiles: bool
     times: bool
     prefix: str
@@ -162,7 +162,9 @@ class _Plan:
     def paths(self) -> tuple[Path, ...]:
         """The paths of the recordings of all runs; which way a script is run again is known after its first run."""
         kinds = (None, True, False) if self.compiles else (None,)
-        return tuple(path for arm in self.arms for kind in kinds for path in self.files(_Run(arm, kind)))
+        return tuple(
+            path for precision in self.precisions for kind in kinds for path in self.files(_Run(precision, kind))
+        )
 
     def numbered(self, number: int) -> _Plan:
         """The plan with a number in the recordings' names, from the second number on: ``train.2.amp.ampmem``."""
@@ -194,15 +196,17 @@ class _Outcome:
 
 
 def _run_all(plan: _Plan, progress: ProgressLine) -> list[_Outcome]:
-    """Run the arms one after the other."""
+    """Run the precisions one after the other."""
     outcomes: list[_Outcome] = []
-    course = TimeLeft(len(plan.arms) * (1 + plan.compiles))
+    course = TimeLeft(len(plan.precisions) * (1 + plan.compiles))
     started: list[_Run] = []
     try:
         with warmed(plan.script.device) as forking:
-            for arm in plan.arms:
+            for precision in plan.precisions:
                 for _ in range(1 + plan.compiles):
-                    started.append(_Run(arm, _other_way(plan, arm) if started[-1:] == [_Run(arm)] else None))
+                    started.append(
+                        _Run(precision, _other_way(plan, precision) if started[-1:] == [_Run(precision)] else None)
+                    )
                     outcomes.append(_run(plan, started[-1], course, progress, forking))
     except KeyboardInterrupt:
         remove_empty(plan.paths)
@@ -212,9 +216,9 @@ def _run_all(plan: _Plan, progress: ProgressLine) -> list[_Outcome]:
     return outcomes
 
 
-def _other_way(plan: _Plan, arm: Arm) -> bool:
+def _other_way(plan: _Plan, precision: Precision) -> bool:
     """Whether the script is compiled when it is run again: unless it compiles itself, or nothing was recorded."""
-    for path in _there(plan, _Run(arm)):
+    for path in _there(plan, _Run(precision)):
         with suppress(RecordingError):
             return not trains_compiled(read(path).texts)
     return False
@@ -222,11 +226,11 @@ def _other_way(plan: _Plan, arm: Arm) -> bool:
 
 def _run(plan: _Plan, run: _Run, course: TimeLeft, progress: ProgressLine, forking: Warmed | None) -> _Outcome:
     """Record ``run``, then time its steps."""
-    path, arm = plan.path(run), run.arm
+    path, precision = plan.path(run), run.precision
     for file in plan.files(run) if plan.script.force else ():
         remove(file)  # a run that fails early must not leave an older recording that looks like its own
     forced = Forced(compile=run.compiled)
-    script = replace(plan.script, arm=arm, force=plan.script.force or plan.claimed, forced=forced)
+    script = replace(plan.script, precision=precision, force=plan.script.force or plan.claimed, forced=forced)
     name = f"{course.begin()}: {run.label}"
     progress.now(f"{name}: starting{course.left()}")
     ended = run_child(
@@ -274,11 +278,11 @@ def _compiling(plan: _Plan, outcomes: Sequence[_Outcome]) -> Iterator[str]:
     """What compiling changes in each precision, by category and by module, as text."""
     layout = layout_for(sys.stdout)
     by_run = {outcome.run: outcome for outcome in outcomes if outcome.entry.summary is not None}
-    for run in [run for run in by_run if run.compiled is not None and _Run(run.arm) in by_run]:
-        sides = [read_side(plan.path(each)) for each in (_Run(run.arm), run)]
+    for run in [run for run in by_run if run.compiled is not None and _Run(run.precision) in by_run]:
+        sides = [read_side(plan.path(each)) for each in (_Run(run.precision), run)]
         found = difference(*sides if run.compiled else reversed(sides))
         text = render_difference(replace(found, changes=by_module(found.changes)), layout)
-        yield f"{layout.strong(f'what compiling changes: {run.arm}')}\n\n{text}"
+        yield f"{layout.strong(f'what compiling changes: {run.precision}')}\n\n{text}"
 
 
 def _rendered(outcomes: list[_Outcome], recorded: list[Path], *, ranks: bool) -> str:
@@ -290,7 +294,7 @@ def _rendered(outcomes: list[_Outcome], recorded: list[Path], *, ranks: bool) ->
 
 
 def _said(entry: Entry, paths: list[Path]) -> str:
-    """The result of an arm in one line."""
+    """The result of a precision in one line."""
     words = [] if entry.failure is None else [f"failed: {entry.failure}"]
     if entry.summary is not None:
         count = sum(step.finished for step in entry.summary.steps)

@@ -39,7 +39,7 @@ from ampmem.cli.processes.children import (
     ChildEnd,
     Children,
     CountedRuns,
-    chosen_arms,
+    chosen_precisions,
     for_several_runs,
     misplaced,
     profile_arguments,
@@ -55,7 +55,7 @@ from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.fit import render_fit_result, what_follows
 from ampmem.reporters.text.layout import layout_for
 from ampmem.units import format_bytes
-from ampmem.vocabulary import FORCED_ARMS, Arm, Device
+from ampmem.vocabulary import FORCED_PRECISIONS, Device, Precision
 
 OPTION = "--vary"
 
@@ -127,10 +127,10 @@ def _parse(spec: str, position: int) -> Vary:
     return Vary(name=found["name"], separator=separator, low=low, high=high)
 
 
-Run: TypeAlias = tuple[Arm, int]
-"""A run: an arm and a value."""
+Run: TypeAlias = tuple[Precision, int]
+"""A run: a precision and a value."""
 
-Found: TypeAlias = Mapping[Arm, Mapping[int, Memory | None]]
+Found: TypeAlias = Mapping[Precision, Mapping[int, Memory | None]]
 """The results of the runs so far."""
 
 
@@ -140,7 +140,7 @@ class RunFailed(AmpmemError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What all runs share, without arm and value; ``jobs`` runs are made at once."""
+    """What all runs share, without precision and value; ``jobs`` runs are made at once."""
 
     script: ScriptOptions
     varied: VariedArguments
@@ -148,14 +148,14 @@ class RunPlan:
 
     def arguments(self, run: Run, path: Path) -> list[str]:
         """The arguments of ``ampmem profile`` that make ``run`` and record it at ``path``."""
-        arm, value = run
+        precision, value = run
         script = replace(self.script, arguments=self.varied.at(value))
-        return profile_arguments(replace(script, arm=arm), "--quiet", "-o", str(path))
+        return profile_arguments(replace(script, precision=precision), "--quiet", "-o", str(path))
 
     def name(self, run: Run) -> str:
         """The run in words: ``amp --batch-size=8``."""
-        arm, value = run
-        return f"{arm} {self.varied.vary.shown(value)}"
+        precision, value = run
+        return f"{precision} {self.varied.vary.shown(value)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,16 +172,15 @@ _SIZES = re.compile(r"[0-9.,]+ (?:[KMGT]i)?B\b")
 
 
 def run_points(
-    plan: RunPlan, arms: Sequence[Arm], wanted: Callable[[Found], list[Run]], left: Callable[[Found], str]
-) -> tuple[dict[Arm, dict[int, Memory | None]], tuple[str, ...], bool]:
+    plan: RunPlan, precisions: Sequence[Precision], wanted: Callable[[Found], list[Run]], left: Callable[[Found], str]
+) -> tuple[dict[Precision, dict[int, Memory | None]], tuple[str, ...], bool]:
     """Run what ``wanted`` asks for, given the results so far, until it asks for nothing.
 
-    Returns the points of each arm, all notes (of several that differ in sizes the first one), and whether Ctrl-C ended
-    the search early; finished runs are kept then. ``left`` gives words for the work left. Raises :class:`RunFailed` if
-    a script fails for another reason than memory.
-    No process is left behind.
+    Returns the points of each precision, all notes (of several that differ in sizes the first one), and whether Ctrl-C
+    ended the search early; finished runs are kept then. ``left`` gives words for the work left. Raises
+    :class:`RunFailed` if a script fails for another reason than memory. No process is left behind.
     """
-    points: dict[Arm, dict[int, Memory | None]] = {arm: {} for arm in arms}
+    points: dict[Precision, dict[int, Memory | None]] = {precision: {} for precision in precisions}
     notes: dict[str, str] = {}
     with (
         TemporaryDirectory(prefix="ampmem-fit-") as folder,
@@ -282,8 +281,8 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
     "arguments, too; there LOW:HIGH alone is a positional argument.",
 )
 @precisions_option(
-    (*FORCED_ARMS, Arm.AS_IS),
-    f"Which precisions to run; {Arm.AS_IS} is the script as it is, {Arm.BF16} has weights in bfloat16.",
+    (*FORCED_PRECISIONS, Precision.AS_IS),
+    f"Which precisions to run; {Precision.AS_IS} is the script as it is, {Precision.BF16} has weights in bfloat16.",
 )
 @seed_of_runs
 @click.option(
@@ -307,7 +306,7 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
 @shared_options_but("device", "synchronize", "stacks", "nproc_per_node")  # those have no effect here
 def fit(
     specs: tuple[str, ...],
-    arms: str,
+    precisions: str,
     points: int,
     jobs: int | None,
     device_option: str,
@@ -330,7 +329,7 @@ def fit(
     ampmem fit --gpu h100 train.py data --vary 1:512 --epochs 1
     ampmem fit --gpu 24GiB --vary --batch-size=1:64 -m my_package.train
     """
-    chosen = chosen_arms(arms, options)
+    chosen = chosen_precisions(precisions, options)
     if device_option != Device.SIMULATED:
         raise UsageError(
             f"fit runs on a simulated GPU only; leave --device {device_option} out, or write it after the script if "
@@ -361,15 +360,15 @@ def fit(
         say_written(html)
 
 
-def _search(runs: RunPlan, arms: Sequence[Arm], gpu: GpuSpec, *, curve: int) -> tuple[FitResult, bool]:
+def _search(runs: RunPlan, precisions: Sequence[Precision], gpu: GpuSpec, *, curve: int) -> tuple[FitResult, bool]:
     """The result of the search, and whether Ctrl-C ended it early, which is also a warning."""
     varied = runs.varied
     following = partial(wanted, vary=varied.vary, total=gpu.total_memory, curve=curve)
     rest = partial(remaining, vary=varied.vary, total=gpu.total_memory, curve=curve)
-    points, notes, interrupted = run_points(runs, arms, following, lambda points: what_follows(rest(points)))
+    points, notes, interrupted = run_points(runs, precisions, following, lambda points: what_follows(rest(points)))
     if interrupted:
         notes = (warning(f"interrupted before the search ended{what_follows(rest(points))}"), *notes)
-        points = {arm: found for arm, found in points.items() if found}
+        points = {precision: found for precision, found in points.items() if found}
     result = fit_result(
         points,
         script=replace(runs.script, arguments=(*varied.before, *varied.after)).title,

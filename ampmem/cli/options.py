@@ -27,12 +27,12 @@ from ampmem.recording import rank_file, taken_for_script
 from ampmem.units import parse_bytes
 from ampmem.vocabulary import (
     ASSUMABLE,
-    Arm,
     AutocastDtype,
     Device,
     Files,
     Forced,
     ForcedOption,
+    Precision,
     forced_options,
 )
 
@@ -88,19 +88,19 @@ def precision_option(text: str) -> Decorator:
     """``--precision`` for a command that forces one precision, with the help ``text``."""
     return click.option(
         "--precision",
-        "arm",
-        type=click.Choice(choices(Arm)),
-        default=Arm.AS_IS.value,
+        "precision",
+        type=click.Choice(choices(Precision)),
+        default=Precision.AS_IS.value,
         show_default=True,
         help=text,
     )
 
 
-def precisions_option(default: Iterable[Arm], text: str) -> Decorator:
+def precisions_option(default: Iterable[Precision], text: str) -> Decorator:
     """``--precision`` for a command that runs the script in several precisions, with the help ``text``."""
     return click.option(
         "--precision",
-        "arms",
+        "precisions",
         default=",".join(default),
         show_default=True,
         metavar="PRECISION,...",
@@ -150,7 +150,7 @@ _GROUPS = (
     _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
     _group(
         "Script and precision",
-        "as_module arm arms dtype seed compiles",
+        "as_module precision precisions dtype seed compiles",
         "--precision fp32,amp --times",
         "--precision fp32,amp --points 9",
         "--precision amp --dtype fp16",
@@ -392,7 +392,7 @@ def _name_of(decorate: Decorator) -> str | None:
 
 
 _READ: dict[str, Callable[[str], object]] = {
-    "arm": Arm,
+    "precision": Precision,
     "dtype": AutocastDtype,
     "device": Device,
     "gpu": lambda text: gpu_to_simulate(text, "--gpu "),
@@ -481,11 +481,12 @@ def settled(script: ScriptOptions) -> ScriptOptions:
     return settled
 
 
-def check_dtype(script: ScriptOptions, *arms: Arm) -> None:
-    """Raise :class:`UsageError` for a ``--dtype`` that none of ``arms`` uses."""
-    if script.dtype is not None and not any(arm.autocast for arm in arms):
+def check_dtype(script: ScriptOptions, *precisions: Precision) -> None:
+    """Raise :class:`UsageError` for a ``--dtype`` that none of ``precisions`` uses."""
+    if script.dtype is not None and not any(precision.autocast for precision in precisions):
         raise UsageError(
-            "--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not " + ",".join(arms)
+            "--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not "
+            + ",".join(precisions)
         )
 
 

@@ -192,7 +192,7 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
         _set_environment(plan.script.forced)
     plan = replace(plan, script=settled(plan.script))
     script = plan.script
-    check_dtype(script, script.arm)
+    check_dtype(script, script.precision)
     _check_forced(script)
     check_ranks(plan)
     if launches(script):

@@ -22,7 +22,6 @@ from ampmem.events import (
     UNKNOWN,
     Action,
     AllocatorRecord,
-    ArmRecord,
     Column,
     EventColumns,
     Fact,
@@ -32,6 +31,7 @@ from ampmem.events import (
     ParameterRecord,
     Phase,
     PhaseColumns,
+    PrecisionRecord,
     Recording,
     RunRecord,
     SegmentColumns,
@@ -46,7 +46,7 @@ from ampmem.output import check_output, replaced_file
 from ampmem.recording import PACKED, unpack, write_recording
 from ampmem.units import format_bytes, format_count
 from ampmem.version import __version__
-from ampmem.vocabulary import Arm, Device, SourceKind
+from ampmem.vocabulary import Device, Precision, SourceKind
 
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/torch/")
 _KINDS: Final = 5
@@ -59,7 +59,7 @@ def notes_of(
     readings: Sequence[StackReading],
     course: Course,
     found: Conclusions,
-    arm: ArmRecord,
+    precision: PrecisionRecord,
     dtype: str,
 ) -> tuple[str, ...]:
     """The notes, most important first; ``dtype`` is the dtype assumed for parameters."""
@@ -70,8 +70,8 @@ def notes_of(
         *_stacks(lives, readings),
         *_course(course, lives, readings),
         *found.notes,
-        *_types(found, arm, dtype),
-        *_autocast(lives, readings, arm),
+        *_types(found, precision, dtype),
+        *_autocast(lives, readings, precision),
         *([] if snapshot.timed else [NO_TIMES]),
         *_left_out(snapshot),
     )
@@ -155,14 +155,14 @@ def _course(course: Course, lives: TracedBlocks, readings: Sequence[StackReading
         yield f"the trace ends before the update of step {course.steps[-1].index}"
 
 
-def _types(found: Conclusions, arm: ArmRecord, dtype: str) -> Iterator[str]:
+def _types(found: Conclusions, precision: PrecisionRecord, dtype: str) -> Iterator[str]:
     if not found.parameters:
         return
     yield (
         "a snapshot has no names: parameters of the same size are numbered, and it is unknown which gradient belongs "
         "to which parameter"
     )
-    if found.half or arm.name is Arm.FP32:
+    if found.half or precision.name is Precision.FP32:
         return
     if dtype == "float32":
         yield "a snapshot has no types either: parameters were counted as float32"
@@ -170,8 +170,8 @@ def _types(found: Conclusions, arm: ArmRecord, dtype: str) -> Iterator[str]:
         yield f"C++ frames show products of {dtype} matrices and no cast: parameters were counted as {dtype}"
 
 
-def _autocast(lives: TracedBlocks, readings: Sequence[StackReading], arm: ArmRecord) -> Iterator[str]:
-    if arm.name is not Arm.AMP and any(readings[event.stack].autocast for event in lives.events):
+def _autocast(lives: TracedBlocks, readings: Sequence[StackReading], precision: PrecisionRecord) -> Iterator[str]:
+    if precision.name is not Precision.AMP and any(readings[event.stack].autocast for event in lives.events):
         yield "stacks go through torch.autocast, but no cast was recognized: it is unknown whether autocast was on"
 
 
@@ -282,17 +282,17 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     readings = [read_stack(stack) for stack in snapshot.stacks]
     course = script_course(lives, readings, snapshot.spans)
     found = conclude(lives, readings, course)
-    arm, dtype = _precision(lives, readings, found)
+    precision, dtype = _precision(lives, readings, found)
     texts = _Texts()
     events = _events(lives, readings, course, found, texts)
-    typed = dtype if found.half or arm.name is Arm.FP32 else ""
+    typed = dtype if found.half or precision.name is Precision.FP32 else ""
     facts = _facts(lives, found, texts, typed)
     segments, unknown = segments_reserved(snapshot, lives, _start(lives) - 1)
     ooms = _ooms(snapshot, lives, course)
     optimized = bool(course.optimizer_names) or _updates(course)
     return Recording(
         run=_run(snapshot, name),
-        arm=arm,
+        precision=precision,
         texts=texts.all(),
         events=events,
         facts=facts,
@@ -321,7 +321,7 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
             for parameter in found.parameters
         ),
         optimizers=_optimizers(course, lives, readings),
-        notes=(*notes_of(snapshot, lives, readings, course, found, arm, dtype), *unknown),
+        notes=(*notes_of(snapshot, lives, readings, course, found, precision, dtype), *unknown),
         segments=segments,
         allocator=_allocator(snapshot),
         ooms=ooms,
@@ -466,7 +466,7 @@ def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
 
 def _precision(
     lives: TracedBlocks, readings: Sequence[StackReading], found: Conclusions
-) -> tuple[ArmRecord, Literal["float32", "bfloat16", "float16"]]:
+) -> tuple[PrecisionRecord, Literal["float32", "bfloat16", "float16"]]:
     """The precision, and the dtype of the parameters.
 
     It is autocast if that cast something, and FP32 if there are C++ frames without a cast and matrix products in
@@ -481,13 +481,13 @@ def _precision(
     if left or found.half or any(reading.purpose in (Purpose.CAST, Purpose.PROMOTION) for reading in asked):
         # Sizes cannot distinguish bfloat16 from float16.
         dtype = low[0] if len(low) == 1 else "16-bit"
-        return ArmRecord(name=Arm.AMP, dtype=dtype, cache=None, scaler=scaler), "float32"
+        return PrecisionRecord(name=Precision.AMP, dtype=dtype, cache=None, scaler=scaler), "float32"
     of_weights = any(each.multiplies and (each.place is CallSite.BACKWARD or each.op == _WITH_BIAS) for each in asked)
-    name = Arm.FP32 if types == {"float32"} and of_weights else Arm.AS_IS
-    arm = ArmRecord(name=name, dtype=None, cache=None, scaler=scaler)
+    name = Precision.FP32 if types == {"float32"} and of_weights else Precision.AS_IS
+    precision = PrecisionRecord(name=name, dtype=None, cache=None, scaler=scaler)
     if types == {"bfloat16"}:
-        return arm, "bfloat16"
-    return arm, "float16" if types == {"float16"} else "float32"
+        return precision, "bfloat16"
+    return precision, "float16" if types == {"float16"} else "float32"
 
 
 def _updates(course: Course) -> bool:

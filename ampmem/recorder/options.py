@@ -11,7 +11,7 @@ from ampmem.allocator.gpus import DEFAULT_GPU, GPUS, GpuSpec, gpu_to_simulate
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
 from ampmem.recorder.marker import Marker, step_on_of
-from ampmem.vocabulary import FORCED_ARMS, NOTHING_FORCED, Arm, AutocastDtype, Device, Forced, StepOn
+from ampmem.vocabulary import FORCED_PRECISIONS, NOTHING_FORCED, AutocastDtype, Device, Forced, Precision, StepOn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Asked:
     """What to assume about data that a simulated device does not have."""
     step_on: StepOn | Marker = StepOn.FOUND
     """What ends a step."""
-    arm: Arm = Arm.AS_IS
+    precision: Precision = Precision.AS_IS
     """The precision to force on the script."""
     dtype: AutocastDtype | None = None
     """What autocast casts to; ``None`` for the script's own choice."""
@@ -92,7 +92,7 @@ def asked_in_python(
     gpu: object = None,
     assume: object = (),
     step_on: object = None,
-    precision: object = Arm.AS_IS.value,
+    precision: object = Precision.AS_IS.value,
     dtype: object = None,
     seed: object = None,
 ) -> Asked:
@@ -107,7 +107,7 @@ def asked_in_python(
         gpu=_gpu(gpu),
         assume=_assumed(assume, simulated=gpu is not None or device == Device.SIMULATED),
         step_on=_step_on(step_on),
-        arm=_precision(precision),
+        precision=_precision(precision),
         dtype=_dtype(dtype, precision),
         seed=_seed(seed),
     )
@@ -162,15 +162,17 @@ def _step_on(step_on: object) -> StepOn | Marker:
     return step_on_of(step_on, option="step_on=")
 
 
-def _precision(precision: object) -> Arm:
-    if precision == Arm.BF16:
+def _precision(precision: object) -> Precision:
+    if precision == Precision.BF16:
         raise UsageError(
             "precision='bf16' would leave the model of a block in bfloat16: cast it in the script, or record the whole "
             "script from the command line"
         )
-    if precision not in tuple(Arm):
-        raise UsageError(f"unknown precision {precision!r}; choose from {', '.join(FORCED_ARMS)}, {Arm.AS_IS}")
-    return Arm(str(precision))
+    if precision not in tuple(Precision):
+        raise UsageError(
+            f"unknown precision {precision!r}; choose from {', '.join(FORCED_PRECISIONS)}, {Precision.AS_IS}"
+        )
+    return Precision(str(precision))
 
 
 def _dtype(dtype: object, precision: object) -> AutocastDtype | None:

@@ -32,11 +32,11 @@ from ampmem.recorder.running import OpenStep, RunningUpdate
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.steering import depth
-from ampmem.recorder.steering.arms import ArmSeen
+from ampmem.recorder.steering.precision import PrecisionSeen
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Actions, Do, EndStep, Enter, Say, SetMark, StepMachine
 from ampmem.recorder.torch_private.general import in_backward, never_compiled
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Precision
 
 _RAN_ELSEWHERE = (
     "the forward of {model} ran on a thread that is not recorded: its activations and cast copies cannot be attributed"
@@ -88,10 +88,10 @@ class ScriptListener:
         self.log = log = Log(source.addresses, source.see)
         log.misses.note = note
         self.models = Models(log)
-        self.arm_seen = ArmSeen(device_type=source.device_type)
+        self.precision_seen = PrecisionSeen(device_type=source.device_type)
         self.steering: Steering | None = None
-        if options.arm != Arm.AS_IS:
-            self.steering = Steering(options.arm, options.dtype, source.device_type, note)
+        if options.precision != Precision.AS_IS:
+            self.steering = Steering(options.precision, options.dtype, source.device_type, note)
         self.update = RunningUpdate(log, self.stacks)
         self.placement = Placement(self.models, log, source.kind, source.device_type)
         self.device = DeviceWatch(source, log, self.update, self.placement, stacks=options.stacks)
@@ -217,7 +217,7 @@ class ScriptListener:
             self._outcome.backwards += 1
             self.step.loss, self.step.backwards = loss, self.step.backwards + 1
             # ampmem's own region ends with forward, which is over by now.
-            self.step.autocast_in_backward |= torch.is_autocast_enabled(self.arm_seen.device_type)
+            self.step.autocast_in_backward |= torch.is_autocast_enabled(self.precision_seen.device_type)
 
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
         ended = self.machine.backward_ended(
@@ -260,7 +260,7 @@ class ScriptListener:
         self.act(self.machine.updated(optimizer, time_ns(), in_backward=in_backward()))
 
     def scaled(self, scale: float | LateNumber | None) -> None:
-        self.arm_seen.scaler = True
+        self.precision_seen.scaler = True
         self.step.loss_scale = scale
 
     # Data, and what else the script does.

@@ -91,7 +91,7 @@ class Session:
         self.listener = listener = self.LISTENER(self, options, self.source, self.outcome, self._notes.add)
         self.forked_child = partial(children.forked, listener)
         self.log, self.models, self.optimizers = listener.log, listener.models, listener.optimizers
-        self._changes = ForcedChanges(options.forced, self._notes.add, options.arm)
+        self._changes = ForcedChanges(options.forced, self._notes.add, options.precision)
         hold_tensors = (listener.mode.saved.let_go, listener.casts.let_go)
         self._hooks = Hooks(listener, self.source, options, hold_tensors=hold_tensors)
         self.computes_again = self._hooks.code.computes_again
@@ -103,7 +103,7 @@ class Session:
     def _open(self) -> StepWriter:
         """Create the recording."""
         describer = Describer(
-            forced=self.options.arm,
+            forced=self.options.precision,
             source=self.source,
             listener=self.listener,
             hooks=self._hooks,

@@ -35,11 +35,11 @@ from ampmem.recorder.outcome import IN_PLACE, Outcome
 from ampmem.recorder.process import leave_to_parent
 from ampmem.recorder.script_listener import ScriptListener
 from ampmem.recorder.sources.base import RawEvents, Source
-from ampmem.recorder.steering.arms import arm_record
+from ampmem.recorder.steering.precision import precision_record
 from ampmem.recording import Batch, Description, RecordingWriter
 from ampmem.recording.database import written_here
 from ampmem.version import __version__
-from ampmem.vocabulary import LOW_PRECISION, Arm, StepOn
+from ampmem.vocabulary import LOW_PRECISION, Precision, StepOn
 
 
 def run_record(options: Options, source: Source) -> RunRecord:
@@ -89,7 +89,7 @@ class Notes:
 class Describer:
     """Describes a run, and knows whether the description has changed."""
 
-    forced: Arm
+    forced: Precision
     source: Source
     listener: ScriptListener
     hooks: Hooks
@@ -100,8 +100,8 @@ class Describer:
     def changed(self) -> bool:
         """Whether a new description would differ from the last."""
         seen, optimizers = self.listener, self.hooks.optimizers
-        arm = (seen.arm_seen.copy(), self._low_precision(), bool(seen.log.casts))
-        known = (seen.models.generation, optimizers.generation, arm, self._all_notes(), self.hooks.places.now())
+        precision = (seen.precision_seen.copy(), self._low_precision(), bool(seen.log.casts))
+        known = (seen.models.generation, optimizers.generation, precision, self._all_notes(), self.hooks.places.now())
         changed, self._described = known != self._described, known
         return changed
 
@@ -111,8 +111,8 @@ class Describer:
         own = map(optimizers.assign, optimizers.own_parameters.values())
         parameters = tuple(seen.placement.of_the_run([*seen.models.records(optimizers.assign), *own]))
         return Description(
-            arm=arm_record(
-                seen.arm_seen,
+            precision=precision_record(
+                seen.precision_seen,
                 parameters,
                 low=self._low_precision(),
                 casts=bool(seen.log.casts),

@@ -17,12 +17,12 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
     AllocatorRecord,
-    ArmRecord,
     LayersRecord,
     MeshAxis,
     OomRecord,
     OptimizerRecord,
     ParameterRecord,
+    PrecisionRecord,
     PredictionRecord,
     Recording,
     RunRecord,
@@ -51,7 +51,7 @@ from ampmem.recording.database import (
     opened,
 )
 from ampmem.recording.rank_files import claimed_for
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Precision
 
 _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _OF_WATCHED = (
@@ -303,7 +303,7 @@ _TORN = (
 )
 
 
-_UNKNOWN_ARM = ArmRecord(name=Arm.AS_IS, dtype=None, cache=None, scaler=False)
+_UNKNOWN_PRECISION = PrecisionRecord(name=Precision.AS_IS, dtype=None, cache=None, scaler=False)
 """The precision until the first step has ended."""
 
 
@@ -392,7 +392,7 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
     optimizers = records_of(OptimizerRecord, database, "optimizer")
     return Recording(
         run=replace(run, local_rank=place.local_rank, job=place.job),
-        arm=_optional(ArmRecord, header.get("arm")) or _UNKNOWN_ARM,
+        precision=_optional(PrecisionRecord, header.get("arm")) or _UNKNOWN_PRECISION,
         texts=_texts(database),
         **{f"{table}s": database.columns(table, kind) for table, kind in COLUMN_TABLES},  # type: ignore[arg-type]
         steps=records_of(StepRecord, database, "step"),

@@ -24,7 +24,6 @@ from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
     NO_SEGMENTS,
     AllocatorRecord,
-    ArmRecord,
     Columns,
     EventColumns,
     FactColumns,
@@ -34,6 +33,7 @@ from ampmem.events import (
     ParameterRecord,
     PhaseColumns,
     PlaceRecord,
+    PrecisionRecord,
     PredictionRecord,
     Recording,
     RunRecord,
@@ -70,7 +70,7 @@ class Batch:
 class Description:
     """What is known of the run as a whole; ``device_name`` and ``place`` only if they changed since the start."""
 
-    arm: ArmRecord
+    precision: PrecisionRecord
     parameters: tuple[ParameterRecord, ...]
     optimizers: tuple[OptimizerRecord, ...]
     notes: tuple[str, ...]
@@ -179,7 +179,11 @@ class RecordingWriter(AppendedFile):
             return
         device_name = description.device_name or self._run.device_name
         run = replace(self._run, device_name=device_name, failure=description.failure or self._run.failure)
-        records = {"arm": description.arm, "prediction": description.prediction, "allocator": description.allocator}
+        records = {
+            "arm": description.precision,
+            "prediction": description.prediction,
+            "allocator": description.allocator,
+        }
         known = {key: asdict(record) for key, record in records.items() if record is not None}
         self._write_meta(known | _run_rows(run, description.place))
         for table in ("parameter", "optimizer", "note"):
@@ -264,7 +268,7 @@ def _batches(recording: Recording) -> Iterator[Batch]:
 def _description(recording: Recording) -> Description:
     run = recording.run
     return Description(
-        arm=recording.arm,
+        precision=recording.precision,
         parameters=recording.parameters,
         optimizers=(*recording.optimizers, *recording.waiting),
         # The reader adds this note to a recording that was not ended.

@@ -15,7 +15,6 @@ import numpy as np
 from ampmem.analysis.summary import summarize
 from ampmem.events import (
     Action,
-    ArmRecord,
     Column,
     EventColumns,
     Fact,
@@ -24,6 +23,7 @@ from ampmem.events import (
     ParameterRecord,
     Phase,
     PhaseColumns,
+    PrecisionRecord,
     RunRecord,
     StepRecord,
 )
@@ -135,7 +135,7 @@ def make(path: Path) -> None:
     writer = RecordingWriter(path, run)
     writer.describe(
         Description(
-            arm=ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False),
+            precision=PrecisionRecord(name="amp", dtype="bfloat16", cache=True, scaler=False),
             parameters=[
                 ParameterRecord(name=name, elements=1000, bytes=4000, dtype="float32", trainable=True) for name in names
             ],

@@ -1,11 +1,11 @@
 """What `ampmem fit` says is the largest value that fits, beside runs of their own around it: does each agree?
 
-    python tests/benchmarks/boundaries.py GPU [--precision ARM,...] SCRIPT... --vary ARGUMENT=LOW:HIGH
+    python tests/benchmarks/boundaries.py GPU [--precision AMP,...] SCRIPT... --vary ARGUMENT=LOW:HIGH
 
-For each arm, runs with the largest value that fits, one above it, the largest with which memory does not run out, one
-above that, and twice as much. The verdicts have to be "fits", "may not fit" or "does not fit" in that order, each with
-the figures that say so. Prints a row of docs/simulation.md for each arm; exits with 1 where a run disagrees. A range
-that has no boundary, because its upper end still fits or nothing does, is not treated: one line says so.
+For each precision, runs with the largest value that fits, one above it, the largest with which memory does not run out,
+one above that, and twice as much. The verdicts have to be "fits", "may not fit" or "does not fit" in that order, each
+with the figures that say so. Prints a row of docs/simulation.md for each precision; exits with 1 where a run disagrees.
+A range that has no boundary, because its upper end still fits or nothing does, is not treated: one line says so.
 """
 
 import json
@@ -21,7 +21,7 @@ from ampmem.analysis.estimate import Fit, Prediction, prediction_in
 from ampmem.recording import read
 from ampmem.units import format_bytes
 
-HEAD = ("GPU", "arm", "largest that fits", "one above", "memory runs out at", "twice the largest", "agree")
+HEAD = ("GPU", "precision", "largest that fits", "one above", "memory runs out at", "twice the largest", "agree")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ class Alone:
 
 @dataclass(slots=True, kw_only=True)
 class Script:
-    """One arm of a script on a GPU, run with values of ``argument``."""
+    """One precision of a script on a GPU, run with values of ``argument``."""
 
     gpu: str
-    arm: str
+    precision: str
     command: list[str]
     argument: str
     runs: dict[int, Alone] = field(default_factory=dict)
@@ -64,7 +64,17 @@ class Script:
         if value not in self.runs:
             with TemporaryDirectory() as folder:
                 path = Path(folder, "alone.ampmem")
-                options = ("--device", "sim", "--gpu", self.gpu, "--precision", self.arm, "--seed", "0", "--quiet")
+                options = (
+                    "--device",
+                    "sim",
+                    "--gpu",
+                    self.gpu,
+                    "--precision",
+                    self.precision,
+                    "--seed",
+                    "0",
+                    "--quiet",
+                )
                 where = f"{self.argument}={value}"
                 done = ampmem("profile", *options, "-o", str(path), *self.command, where)
                 recording = read(path)
@@ -91,7 +101,15 @@ class Script:
         agree = at.prediction.fit is Fit.FITS and above.prediction.fit is not Fit.FITS
         agree &= all(run.consistent for run in self.runs.values())
         agree &= all(run.ran_out == (value >= out) for value, run in self.runs.items())
-        cells = [self.gpu, self.arm, f"{largest} ({at})", str(above), str(out), str(far), "yes" if agree else "NO"]
+        cells = [
+            self.gpu,
+            self.precision,
+            f"{largest} ({at})",
+            str(above),
+            str(out),
+            str(far),
+            "yes" if agree else "NO",
+        ]
         return cells, agree
 
 
@@ -104,23 +122,23 @@ def ampmem(*arguments: str) -> subprocess.CompletedProcess[str]:
 def main(gpu: str, *arguments: str) -> int:
     """Print the table; 1 where something disagrees."""
     given = list(arguments)
-    arms = given[1] if given[0] == "--precision" else "fp32,amp,amp-nocache"
+    precisions = given[1] if given[0] == "--precision" else "fp32,amp,amp-nocache"
     command = given[2:] if given[0] == "--precision" else given
     at = command.index("--vary")
     command, vary = command[:at], command[at + 1]
-    fit = ("fit", "--gpu", gpu, "--precision", arms, "--points", "0", "--jobs", "1", "--json")
+    fit = ("fit", "--gpu", gpu, "--precision", precisions, "--points", "0", "--jobs", "1", "--json")
     done = ampmem(*fit, *command, "--vary", vary)
     if done.returncode:
         raise SystemExit(done.stderr)
     found = json.loads(done.stdout)["arms"]
-    for arm in found:
-        if arm["largest_fitting"] is None or arm["smallest_not_fitting"] is None:
-            which = "nothing" if arm["largest_fitting"] is None else "the upper end still"
-            raise SystemExit(f"{arm['arm']}: of {vary} {which} fits: there is no boundary to look at")
+    for precision in found:
+        if precision["largest_fitting"] is None or precision["smallest_not_fitting"] is None:
+            which = "nothing" if precision["largest_fitting"] is None else "the upper end still"
+            raise SystemExit(f"{precision['precision']}: of {vary} {which} fits: there is no boundary to look at")
     rows, agree = [], True
-    for arm in found:
-        script = Script(gpu=gpu, arm=arm["arm"], command=command, argument=vary.partition("=")[0])
-        cells, good = script.row(arm["largest_fitting"])
+    for precision in found:
+        script = Script(gpu=gpu, precision=precision["arm"], command=command, argument=vary.partition("=")[0])
+        cells, good = script.row(precision["largest_fitting"])
         rows.append(cells)
         agree &= good
     print(tabulate(rows, HEAD, tablefmt="pipe"))

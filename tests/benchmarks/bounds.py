@@ -78,9 +78,9 @@ def ratios(program: str, rounds: int) -> list[str]:
     training = Training(program, "emulated")
     taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for number in range(rounds + 1):  # the first has what happens only once in a process
-        for name, (arm, without) in VARIANTS.items():
+        for name, (precision, without) in VARIANTS.items():
             with without():
-                loop, _ = turn(arm, training, STEPS, process_time)
+                loop, _ = turn(precision, training, STEPS, process_time)
             if number:
                 taken[name].append(loop)
     plain = statistics.median(taken.pop("plain"))

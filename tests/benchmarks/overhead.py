@@ -7,13 +7,13 @@
 
 The first measures small models on the CPU, with this Python's torch, and on PyTorch's own CUDA build on the emulated
 CUDA runtime (tests/emulated/emulation.py --install makes it), where kernels cost nothing: what recording adds where a
-GPU waits for its host. The arms (plain, PyTorch's own tools, ampmem) take turns in one process, on one model. CPU time
-is that of all threads of the process, so what else the machine does matters little; a ratio is the median over the
-rounds of (turn / plain turn of the same round). "In the loop" is the steps alone, "with start and end" is from before
-an arm's context manager is entered to after its exit. A run is DEVICE/PROGRAM/STEPS, and --only takes a part of that;
-`--rounds 2 --only /gpt/` takes a minute of CPU time. --json keeps the turns in FILE as they come, and does not measure
-again what FILE has. --write puts the tables into docs/benchmarks.md, with what was not measured, and the range into
-README.md.
+GPU waits for its host. The precisions (plain, PyTorch's own tools, ampmem) take turns in one process, on one model. CPU
+time is that of all threads of the process, so what else the machine does matters little; a ratio is the median over the
+rounds of (turn / plain turn of the same round). "In the loop" is the steps alone, "with start and end" is from before a
+precision's context manager is entered to after its exit. A run is DEVICE/PROGRAM/STEPS, and --only takes a part of
+that; `--rounds 2 --only /gpt/` takes a minute of CPU time. --json keeps the turns in FILE as they come, and does not
+measure again what FILE has. --write puts the tables into docs/benchmarks.md, with what was not measured, and the range
+into README.md.
 
 --gpu measures wall-clock time on the GPU of this Python's torch, with the device waited for. --parts says where
 ampmem's time goes, --long what one step of so many allocator events costs, or with --at-once one backward; both with
@@ -51,7 +51,7 @@ BEGIN, END = "<!-- written by tests/benchmarks/overhead.py -->", "<!-- end -->"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The turns of one program on one device: of each arm, seconds in the loop and with start and end."""
+    """The turns of one program on one device: of each precision, seconds in the loop and with start and end."""
 
     device: str
     program: str
@@ -65,15 +65,15 @@ class Run:
         """What --only looks at."""
         return f"{self.device}/{self.program}/{self.steps}"
 
-    def ratios(self, arm: str, of: str, time: int) -> list[float]:
-        """One arm's time in that of another, round by round."""
-        return [a[time] / b[time] for a, b in zip(self.turns[arm], self.turns[of], strict=True)]
+    def ratios(self, precision: str, of: str, time: int) -> list[float]:
+        """One precision's time in that of another, round by round."""
+        return [a[time] / b[time] for a, b in zip(self.turns[precision], self.turns[of], strict=True)]
 
-    def ratio(self, arm: str, of: str, time: int) -> float | None:
+    def ratio(self, precision: str, of: str, time: int) -> float | None:
         """The median of :meth:`ratios`; ``None`` where one of both took no turns."""
-        if arm not in self.turns or of not in self.turns:
+        if precision not in self.turns or of not in self.turns:
             return None
-        return statistics.median(self.ratios(arm, of, time))
+        return statistics.median(self.ratios(precision, of, time))
 
 
 def keys(devices: Sequence[str]) -> list[str]:
@@ -100,9 +100,13 @@ def started(wanted: Sequence[str], *more: str) -> Iterator[str]:
 
 def table(runs: Sequence[Run], time: int) -> list[str]:
     """The lines of one table: the median ratios of the runs of one device."""
-    arms = [arm for arm in dict.fromkeys(arm for run in runs for arm in run.turns) if arm != PLAIN]
-    beside = [(own, peer) for own in (AMPMEM, OBSERVED) if own in arms for peer in PROFILERS]
-    head = ["program", "steps", "plain, ms a step", *arms, f"{AMPMEM}, lowest to highest"]
+    precisions = [
+        precision
+        for precision in dict.fromkeys(precision for run in runs for precision in run.turns)
+        if precision != PLAIN
+    ]
+    beside = [(own, peer) for own in (AMPMEM, OBSERVED) if own in precisions for peer in PROFILERS]
+    head = ["program", "steps", "plain, ms a step", *precisions, f"{AMPMEM}, lowest to highest"]
     head += [f"{own} ÷ {peer}" for own, peer in beside]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for run in runs:
@@ -110,7 +114,7 @@ def table(runs: Sequence[Run], time: int) -> list[str]:
         rounds = run.ratios(AMPMEM, PLAIN, time)
         cells = [
             *(run.program, str(run.steps), f"{plain:.1f}"),
-            *(_number(run.ratio(arm, PLAIN, time)) for arm in arms),
+            *(_number(run.ratio(precision, PLAIN, time)) for precision in precisions),
             f"{min(rounds):.2f} to {max(rounds):.2f}",
             *(_number(run.ratio(own, peer, time)) for own, peer in beside),
         ]
@@ -221,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="TEXT", help="runs with this in DEVICE/PROGRAM/STEPS")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each arm; 5 by default")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each precision; 5 by default")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the turns here, and do not measure them again")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md and README.md")
     parser.add_argument("--gpu", action="store_true", help="measure wall-clock time on this Python's GPU instead")

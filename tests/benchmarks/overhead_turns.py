@@ -124,8 +124,8 @@ class Training:
         self.optimizer.zero_grad()
 
 
-Arm = Callable[[Training], AbstractContextManager[object]]
-"""What an arm does around the steps."""
+Precision = Callable[[Training], AbstractContextManager[object]]
+"""What a precision does around the steps."""
 
 
 @contextmanager
@@ -181,7 +181,7 @@ def ampmem_without_sync(training: Training) -> Iterator[None]:
             session.close()
 
 
-ARMS: dict[str, Arm] = {
+PRECISIONS: dict[str, Precision] = {
     "plain": lambda _: nullcontext(),
     "memory history": memory_history,
     "torch.profiler": torch_profiler,
@@ -196,24 +196,24 @@ PROFILERS = ("torch.profiler", "torch.profiler, stacks")
 ON: dict[str, tuple[str, ...]] = {
     "cpu": ("plain", *PROFILERS, "MemTracker", "ampmem", "ampmem, extension"),
     "emulated": ("plain", "memory history", *PROFILERS, "ampmem", "ampmem, extension"),
-    "gpu": tuple(ARMS),
+    "gpu": tuple(PRECISIONS),
 }
-"""The arms on each device, in the order of a round."""
+"""The precisions on each device, in the order of a round."""
 MOST_STEPS = {"MemTracker": 5}
-"""An arm that takes no part in longer turns: it would take most of the time, and costs the same in each step."""
+"""A precision that takes no part in longer turns: it would take most of the time, and costs the same in each step."""
 
 
-def arms_of(device: str, steps: int, *, observed: bool) -> list[str]:
-    """The arms that take turns of so many steps on the device, in the order of a round."""
-    arms = [arm for arm in ON[device] if steps <= MOST_STEPS.get(arm, steps)]
-    return arms if observed else [arm for arm in arms if arm != "ampmem, extension"]
+def precisions_of(device: str, steps: int, *, observed: bool) -> list[str]:
+    """The precisions that take turns of so many steps on the device, in the order of a round."""
+    precisions = [precision for precision in ON[device] if steps <= MOST_STEPS.get(precision, steps)]
+    return precisions if observed else [precision for precision in precisions if precision != "ampmem, extension"]
 
 
-def turn(arm: str, training: Training, steps: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """Seconds of the steps under an arm, and of all from before its entry to after its exit."""
+def turn(precision: str, training: Training, steps: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """Seconds of the steps under a precision, and of all from before its entry to after its exit."""
     gc.collect()
     begins = clock()
-    manager = ARMS[arm](training)  # held until the time is taken: what dies with it is not in it
+    manager = PRECISIONS[precision](training)  # held until the time is taken: what dies with it is not in it
     with manager:
         began = clock()
         training.run(steps)
@@ -224,27 +224,29 @@ def turn(arm: str, training: Training, steps: int, clock: Callable[[], float]) -
 def measure(
     device: str, program: str, steps: Sequence[int], rounds: int, *, observed: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """The turns of each number of steps, by arm, and what they ran on. On a GPU the time is the wall's.
+    """The turns of each number of steps, by precision, and what they ran on. On a GPU the time is the wall's.
 
-    ``observed`` if there is a compiled extension, whose arm takes part then.
+    ``observed`` if there is a compiled extension, whose precision takes part then.
     """
     training = Training(program, device)
     clock = perf_counter if device == "gpu" else process_time
-    for arm in arms_of(
+    for precision in precisions_of(
         device, min(steps), observed=observed
     ):  # what happens only once in a process is nobody's overhead
-        turn(arm, training, min(steps), clock)
+        turn(precision, training, min(steps), clock)
     for count in steps:
-        turns: dict[str, list[tuple[float, float]]] = {arm: [] for arm in arms_of(device, count, observed=observed)}
+        turns: dict[str, list[tuple[float, float]]] = {
+            precision: [] for precision in precisions_of(device, count, observed=observed)
+        }
         for _ in range(rounds):
-            for arm, taken in turns.items():
-                taken.append(turn(arm, training, count, clock))
+            for precision, taken in turns.items():
+                taken.append(turn(precision, training, count, clock))
         facts = {"torch": torch.__version__, "python": platform.python_version()}
         yield {"device": device, "program": program, "steps": count, "turns": turns, **facts}
 
 
-def own_arm() -> str:
-    """The arm of ampmem whose cost is divided: with the extension if AMPMEM_EXTENSION=on is set."""
+def own_precision() -> str:
+    """The precision of ampmem whose cost is divided: with the extension if AMPMEM_EXTENSION=on is set."""
     return "ampmem, extension" if os.environ.get(extension.VARIABLE) == "on" else "ampmem"
 
 
@@ -385,11 +387,11 @@ def print_parts(device: str, program: str, steps: int, rounds: int) -> None:
         with _Nothing():  # type: ignore[no-untyped-call]
             return loss()
 
-    def least(arm: str) -> float:
-        turn(arm, training, steps, process_time)  # what happens only once in a process is nobody's overhead
-        return min(turn(arm, training, steps, process_time)[1] for _ in range(rounds)) * 1e3
+    def least(precision: str) -> float:
+        turn(precision, training, steps, process_time)  # what happens only once in a process is nobody's overhead
+        return min(turn(precision, training, steps, process_time)[1] for _ in range(rounds)) * 1e3
 
-    own = own_arm()
+    own = own_precision()
     plain, whole = least("plain"), least(own)
     alone = {}
     if own == "ampmem":  # the extension pushes no mode
@@ -407,13 +409,13 @@ def print_parts(device: str, program: str, steps: int, rounds: int) -> None:
         except (ImportError, AttributeError):
             print(f"{name} is not there: {part!r} lacks it", file=sys.stderr)
     taken = dict.fromkeys((*PARTS, COLLECTIONS, OPS), float("inf"))
-    profiled = ARMS[own]
+    profiled = PRECISIONS[own]
 
     def collections_timed(trained: Training) -> AbstractContextManager[object]:
         gc.callbacks.append(clock.collecting)  # not before: each turn begins with a collection that is not in its time
         return profiled(trained)
 
-    ARMS[own] = collections_timed
+    PRECISIONS[own] = collections_timed
     for _ in range(rounds):
         clock.taken.clear()
         clock.calls.clear()
@@ -439,8 +441,8 @@ def print_long(device: str, program: str, events: int, at_once: bool) -> None:
     They are those of all batches, or of one backward of the sum of all losses where that is to be at once.
     """
     training = Training(program, device)
-    own = own_arm()
-    with ARMS[own](training):
+    own = own_precision()
+    with PRECISIONS[own](training):
         training.run(1)
     torch.cuda.memory._record_memory_history("all", context=None)
     loss = training.loss()
@@ -452,9 +454,9 @@ def print_long(device: str, program: str, events: int, at_once: bool) -> None:
     training.optimizer.zero_grad()
     batches = max(1, events // entries)
     times = []
-    for arm in ("plain", own):
+    for precision in ("plain", own):
         before, start = getrusage(RUSAGE_SELF).ru_maxrss, process_time()
-        with ARMS[arm](training):
+        with PRECISIONS[precision](training):
             if at_once:
                 torch.stack([training.loss() for _ in range(batches)]).sum().backward()
             else:

@@ -21,7 +21,6 @@ import numpy as np
 
 from ampmem.events import (
     Action,
-    ArmRecord,
     Column,
     EventColumns,
     Fact,
@@ -30,6 +29,7 @@ from ampmem.events import (
     ParameterRecord,
     Phase,
     PhaseColumns,
+    PrecisionRecord,
     RunRecord,
     StepRecord,
 )
@@ -215,7 +215,7 @@ def make(path: Path, case: Case) -> None:
     writer = RecordingWriter(path, run)
     writer.describe(
         Description(
-            arm=ArmRecord(name="fp32", dtype=None, cache=None, scaler=False),
+            precision=PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False),
             parameters=parameters,
             optimizers=(OptimizerRecord(class_name="AdamW", implementation="foreach"),),
             notes=(),

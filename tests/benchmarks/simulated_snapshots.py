@@ -196,10 +196,10 @@ def simulated_again(recording: Recording) -> Run | str:
         output = Path(folder) / "run.ampmem"
         command = [sys.executable, "-m", "ampmem", "profile", "--device", "sim", "--gpu", gpu, "--quiet"]
         command += ["--no-stacks", "--steps", str(len(recording.steps)), "--skip", str(recording.steps[0].index)]
-        if recording.arm.forced:
-            command += ["--precision", recording.arm.name]
-            if recording.arm.name != "fp32" and recording.arm.dtype is not None:
-                command += ["--dtype", {"bfloat16": "bf16", "float16": "fp16"}[recording.arm.dtype]]
+        if recording.precision.forced:
+            command += ["--precision", recording.precision.name]
+            if recording.precision.name != "fp32" and recording.precision.dtype is not None:
+                command += ["--dtype", {"bfloat16": "bf16", "float16": "fp16"}[recording.precision.dtype]]
         command += ["-o", str(output), *run.script.split(" ", 1), *run.arguments]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         if done.returncode:

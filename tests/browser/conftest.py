@@ -97,9 +97,11 @@ def long_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture(scope="session")
-def arms_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Two arms of a run."""
-    return written(tmp_path_factory.mktemp("arms"), long_run(steps=3, arm="fp32"), long_run(steps=3, arm="amp"))
+def precisions_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Two precisions of a run."""
+    return written(
+        tmp_path_factory.mktemp("precisions"), long_run(steps=3, precision="fp32"), long_run(steps=3, precision="amp")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from build import ARM, RUN, Story
+from build import AMP, RUN, Story
 
 from ampmem.allocator.blocks import Block, Call
 from ampmem.allocator.caching import DeviceCachingAllocator
@@ -15,23 +15,23 @@ LAYERS = 40
 CODE = "train.py:20 main\nmodel.py:7 Net.forward"
 
 
-def long_run(*, steps: int, arm: str = "amp", layers: int = LAYERS, batch: int = 3) -> Recording:
+def long_run(*, steps: int, precision: str = "amp", layers: int = LAYERS, batch: int = 3) -> Recording:
     """A deep network: sawtooth activations, cast copies under autocast, temporaries in every op."""
     story = Story()
     for layer in range(layers):
         story.parameter(0x10000 + layer * 0x100, f"layers.{layer}.linear.weight", 1000 + layer)
     for step in range(steps):
-        _step(story, step, arm, layers, batch)
-    return story.recording(arm=replace(ARM, name=arm, dtype="bfloat16" if arm == "amp" else None))
+        _step(story, step, precision, layers, batch)
+    return story.recording(precision=replace(AMP, name=precision, dtype="bfloat16" if precision == "amp" else None))
 
 
-def _step(story: Story, step: int, arm: str, layers: int, batch: int) -> None:
+def _step(story: Story, step: int, precision: str, layers: int, batch: int) -> None:
     story.begin(step, Phase.DATA)
     story.alloc(0x1, 4096, op="aten::randn", stack="train.py:12 load")
     story.enter(Phase.FORWARD)
     for layer in range(layers):
         where = f"layers.{layer}.linear"
-        if arm == "amp":
+        if precision == "amp":
             story.tensor(
                 Fact.CAST_COPY,
                 0x20000 + layer,
@@ -59,7 +59,7 @@ def _step(story: Story, step: int, arm: str, layers: int, batch: int) -> None:
         story.alloc(gradient, 4 * (1000 + layer), op="MmBackward0", module=f"layers.{layer}.linear")
         story.fact(Fact.GRADIENT, gradient, f"layers.{layer}.linear.weight")
         story.free(*(0x30000 + layer * 0x10 + part for part in range(batch)))
-        if arm == "amp":
+        if precision == "amp":
             story.free(0x20000 + layer)
         _scratch(story, 32, "")
     story.enter(Phase.OPTIMIZER)

@@ -27,10 +27,10 @@ def memory(mebibytes: int) -> Memory:
     return Memory(allocated=mebibytes * MIB, reserved=(mebibytes + 6) * MIB, used=(mebibytes + 518) * MIB)
 
 
-def made(total: int = 800 * MIB, arms: tuple[str, ...] = ("amp",)) -> FitResult:
+def made(total: int = 800 * MIB, precisions: tuple[str, ...] = ("amp",)) -> FitResult:
     fp32 = {value: memory(20 + 10 * value) for value in (1, 2, 3, 4, 16, 24)}
     amp = {**{value: memory(45 + 2 * value) for value in fp32}, 64: memory(173), 128: None}
-    points = {"fp32": {**fp32, 25: None, 64: None}, **{arm: dict(amp) for arm in arms}}
+    points = {"fp32": {**fp32, 25: None, 64: None}, **{precision: dict(amp) for precision in precisions}}
     return fit_of(points, total)
 
 
@@ -99,8 +99,8 @@ def test_what_may_fit_is_neither_what_fits_nor_what_does_not(tmp_path: Path, ope
 
 def test_what_is_allocated_is_faint_under_what_is_reserved(page: Any) -> None:
     traces = page.evaluate(TRACES)
-    for arm, least in (("fp32", 30), ("amp", 47)):
-        faint, plain = traces[f"{arm} allocated"], traces[arm]
+    for precision, least in (("fp32", 30), ("amp", 47)):
+        faint, plain = traces[f"{precision} allocated"], traces[precision]
         assert (faint["x"], faint["y"][0]) == (plain["x"], least * MIB)
         assert faint["opacity"] < 1
         assert faint["line"]["width"] < plain["line"]["width"]
@@ -109,7 +109,7 @@ def test_what_is_allocated_is_faint_under_what_is_reserved(page: Any) -> None:
 
 
 def test_equal_precisions_are_both_seen(tmp_path: Path, open_page: Open) -> None:
-    write_fit(made(arms=("amp", "amp-nocache")), tmp_path / "fit.html")
+    write_fit(made(precisions=("amp", "amp-nocache")), tmp_path / "fit.html")
     page = open_page(tmp_path / "fit.html")
     same = "amp-nocache: the same as amp"
     traces = page.evaluate(TRACES)

@@ -49,7 +49,7 @@ def violations(page: Any) -> list[str]:
 
 def test_accessible_at_all_widths_and_in_both_themes(open_page: Open, tmp_path: Path) -> None:
     # axe takes seconds for each hundred rows, and rows are alike: few layers, and all sections.
-    runs = (long_run(steps=2, arm=arm, layers=6) for arm in ("fp32", "amp"))
+    runs = (long_run(steps=2, precision=precision, layers=6) for precision in ("fp32", "amp"))
     page = open_page(written(tmp_path, *runs).path)
     page.select_option("#run", label="amp")
     page.wait_for_selector("html[data-drawn]", state="attached")
@@ -72,8 +72,8 @@ def test_a_real_run_is_accessible_when_narrow_and_pinned(open_page: Open, profil
     assert violations(page) == []
 
 
-def test_no_width_overflows(open_page: Open, arms_page: Written) -> None:
-    page = open_page(arms_page.path, width=WIDTHS[-1])
+def test_no_width_overflows(open_page: Open, precisions_page: Written) -> None:
+    page = open_page(precisions_page.path, width=WIDTHS[-1])
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(150)
@@ -96,7 +96,7 @@ def test_no_width_breaks_a_word_or_cuts_a_column(open_page: Open, profiled_page:
 def test_long_names_of_recordings_are_not_broken_nor_are_the_ways_to_the_sections_cut(
     open_page: Open, tmp_path: Path
 ) -> None:
-    recording = write_recording(tmp_path / "gpt.medium.fp32.ampmem", long_run(steps=1, arm="fp32"))
+    recording = write_recording(tmp_path / "gpt.medium.fp32.ampmem", long_run(steps=1, precision="fp32"))
     write([recording, recording], tmp_path / "page.html", force=True)
     page = open_page(tmp_path / "page.html")
     label = page.locator("#verdict .bars th").first
@@ -163,8 +163,8 @@ def test_a_browser_without_storage_still_shows_the_page(browser: Any, long_page:
     page.close()
 
 
-def test_printing_shows_all_sections_and_no_controls(open_page: Open, arms_page: Written) -> None:
-    page = open_page(arms_page.path, theme="dark")
+def test_printing_shows_all_sections_and_no_controls(open_page: Open, precisions_page: Written) -> None:
+    page = open_page(precisions_page.path, theme="dark")
     pdf = page.pdf()
     assert pdf.startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 3
@@ -214,7 +214,9 @@ def test_findings_lead_to_where_they_show(open_page: Open, long_page: Written, t
     assert page.evaluate("document.activeElement.id") == "allocations-title"
 
 
-def test_many_notes_are_one_line_that_opens_and_prints(open_page: Open, arms_page: Written, tmp_path: Path) -> None:
+def test_many_notes_are_one_line_that_opens_and_prints(
+    open_page: Open, precisions_page: Written, tmp_path: Path
+) -> None:
     notes = [f"note {number}" for number in range(5)]
 
     def with_notes(count: int) -> Path:
@@ -222,7 +224,7 @@ def test_many_notes_are_one_line_that_opens_and_prints(open_page: Open, arms_pag
             for run in values["runs"]:
                 run["said"]["notes"] = notes[:count]
 
-        return changed(arms_page.path, tmp_path / f"{count}.html", change)
+        return changed(precisions_page.path, tmp_path / f"{count}.html", change)
 
     assert open_page(with_notes(3)).locator("#notes p").all_inner_texts() == notes[:3]
     page = open_page(with_notes(5))

@@ -22,7 +22,7 @@ HEADING = "Out of memory in forward of step 2: the run ended here"
 
 def failed_run() -> Recording:
     """Three steps, of which the last ends where its backward would begin."""
-    recording = long_run(steps=3, arm="fp32")
+    recording = long_run(steps=3, precision="fp32")
     phases = recording.phases
     when = int(phases.time_ns[(phases.phase == Phase.BACKWARD) & (phases.step == 2)][0]) - 1
     oom = OomRecord(

@@ -203,8 +203,8 @@ def test_a_step_can_be_chosen(long_open: Any, long_page: Written) -> None:
     assert page.locator("#step").input_value() == "1"
 
 
-def test_runs_can_be_chosen_and_compared(open_page: Open, arms_page: Written) -> None:
-    page = open_page(arms_page.path)
+def test_runs_can_be_chosen_and_compared(open_page: Open, precisions_page: Written) -> None:
+    page = open_page(precisions_page.path)
     peaks = []
     for label in ("fp32", "amp"):
         page.select_option("#run", label=label)
@@ -212,7 +212,7 @@ def test_runs_can_be_chosen_and_compared(open_page: Open, arms_page: Written) ->
         peaks.append(page.evaluate(DRAWN)["most"])
     expected = [
         np.sum([analysis.timeline.series(category) for category in CATEGORIES], axis=0).max()
-        for analysis in arms_page.analyses
+        for analysis in precisions_page.analyses
     ]
     assert peaks == expected
     assert "cast_copies" in readout(page)
@@ -278,9 +278,11 @@ def test_there_is_no_button_that_uploads(long_open: Any, long_page: Written) -> 
     assert not re.search("share|cloud|edit in", page.locator("#timeline").inner_text(), re.IGNORECASE)
 
 
-def test_a_page_of_json_has_all_but_what_needs_the_events(open_page: Open, arms_page: Written, tmp_path: Path) -> None:
+def test_a_page_of_json_has_all_but_what_needs_the_events(
+    open_page: Open, precisions_page: Written, tmp_path: Path
+) -> None:
     given = tmp_path / "summary.json"
-    given.write_text(summary_of(arms_page.analysis).to_json())
+    given.write_text(summary_of(precisions_page.analysis).to_json())
     write([given], tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
     note = page.locator("#no-events").inner_text()
@@ -292,7 +294,7 @@ def test_a_page_of_json_has_all_but_what_needs_the_events(open_page: Open, arms_
         assert page.locator(f"#{name}").is_hidden(), name
     said = {name: page.locator(f"#{name}").inner_text() for name in ("verdict", "steps", "static", "headlines")}
     peak = page.locator("#peak-body").inner_text()
-    whole = open_page(written(tmp_path, arms_page.analysis.recording).path)
+    whole = open_page(written(tmp_path, precisions_page.analysis.recording).path)
     assert whole.locator("#no-events").count() == 0
     assert said == {name: whole.locator(f"#{name}").inner_text() for name in said}
     assert peak == re.sub(r", event [\d,]+:", ":", whole.locator("#peak-body").inner_text())

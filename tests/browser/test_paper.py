@@ -56,13 +56,13 @@ def assert_on_paper(pdf: Path) -> None:
     assert max(ends) <= widths.pop() - 20
 
 
-def test_all_figures_and_folded_parts_are_in_it(printed: Printed, tmp_path: Path, arms_page: Written) -> None:
+def test_all_figures_and_folded_parts_are_in_it(printed: Printed, tmp_path: Path, precisions_page: Written) -> None:
     def with_map(data: dict[str, Any]) -> None:
         blocks = [[number * 512, 512, "parameters" if number % 3 else "cached"] for number in range(6000)]
         for run in data["runs"]:
             run["events"]["address_map"] = [{"address": 4096, "bytes": 6000 * 512, "blocks": blocks}]
 
-    pdf = printed(changed(arms_page.path, tmp_path / "page.html", with_map))
+    pdf = printed(changed(precisions_page.path, tmp_path / "page.html", with_map))
     text = text_of(pdf, "-layout")
     # The timeline, the bars of the comparison and of the peak, the trees by module and by stack, the address map.
     for figure in (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import ARM, FP32
+from build import AMP, FP32
 from build import write as write_recording
 from jobs import rank_recording
 from pages import Open, wait_until
@@ -17,7 +17,7 @@ from test_looks import BROKEN, CUT, violations
 from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge
 from ampmem.analysis.ranks.ranks import Ranks
-from ampmem.events import ArmRecord, MeshAxis, Recording
+from ampmem.events import MeshAxis, PrecisionRecord, Recording
 from ampmem.recording import rank_file
 from ampmem.reporters.html import write
 from ampmem.units import format_bytes, format_count
@@ -39,13 +39,13 @@ def saved(folder: Path, recordings: Sequence[Recording], job: str = "train") -> 
     return [write_recording(path, each) for path, each in named]
 
 
-def staged(arm: ArmRecord = FP32, *, halved: bool = False) -> list[Recording]:
+def staged(precision: PrecisionRecord = FP32, *, halved: bool = False) -> list[Recording]:
     """Four ranks in two stages; the first stage keeps more activations, the second of each stage has more weights."""
     return [
         rank_recording(
             rank,
             4,
-            arm=arm,
+            precision=precision,
             weights=256 + 64 * (rank % 2),
             activations=(3000 - 600 * (rank // 2)) // (2 if halved else 1),
             mesh=(
@@ -162,7 +162,7 @@ def test_ranks_that_are_the_same_are_one_row_and_one_page(open_page: Open, tmp_p
 
 
 def test_of_several_precisions_the_worst_ranks_are_compared(open_page: Open, tmp_path: Path) -> None:
-    files = [*saved(tmp_path, staged(), "train.fp32"), *saved(tmp_path, staged(ARM, halved=True), "train.amp")]
+    files = [*saved(tmp_path, staged(), "train.fp32"), *saved(tmp_path, staged(AMP, halved=True), "train.amp")]
     write(files, tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
     title = page.locator("h1").inner_text()

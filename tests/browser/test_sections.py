@@ -152,9 +152,9 @@ def test_a_badge_says_that_every_byte_is_accounted_for_or_how_many_are_not(
     assert page.locator("#accounted").is_hidden()
 
 
-def test_what_is_not_known_has_no_column(open_page: Open, arms_page: Written, tmp_path: Path) -> None:
+def test_what_is_not_known_has_no_column(open_page: Open, precisions_page: Written, tmp_path: Path) -> None:
     heads = "all => all.map((head) => head.textContent)"
-    page = open_page(arms_page.path)
+    page = open_page(precisions_page.path)
     known = page.locator("#steps table").first.locator("thead th").evaluate_all(heads)
     assert known == ["Step", "Peak", "In", "Loss", "Update", "Took"]
     assert page.locator("#comparison").get_by_role("table", name="Losses").count() == 1
@@ -167,7 +167,7 @@ def test_what_is_not_known_has_no_column(open_page: Open, arms_page: Written, tm
         for number, step in enumerate(data["comparison"]["steps"], start=1):
             step["index"] = number
 
-    page = open_page(changed(arms_page.path, tmp_path / "bare.html", bare))
+    page = open_page(changed(precisions_page.path, tmp_path / "bare.html", bare))
     known = page.locator("#steps table").first.locator("thead th").evaluate_all(heads)
     assert known == ["Step", "Peak", "In"]
     assert page.locator("#comparison").get_by_role("table", name="Losses").count() == 0

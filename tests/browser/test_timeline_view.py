@@ -24,15 +24,15 @@ def last_step(shown: Written, run: int = 0) -> tuple[int, int]:
     return analysis.timeline.position(record.start_ns), analysis.timeline.position(record.end_ns)
 
 
-def test_the_page_opens_on_the_last_step_in_mixed_precision(open_page: Open, arms_page: Written) -> None:
-    page = open_page(arms_page.path)
+def test_the_page_opens_on_the_last_step_in_mixed_precision(open_page: Open, precisions_page: Written) -> None:
+    page = open_page(precisions_page.path)
     assert page.locator("#run option:checked").inner_text() == "amp"
-    assert view(page) == last_step(arms_page, 1)
+    assert view(page) == last_step(precisions_page, 1)
     assert page.locator("#step").input_value() == "2"
     assert page.locator("#readout-title").inner_text() == "At the peak of step 2"
     assert page.locator("#in-view").inner_text() == "Step 2, the last."
     page.get_by_role("button", name="See all").click()
-    assert view(page) == (0, len(arms_page.analyses[1].recording.events))
+    assert view(page) == (0, len(precisions_page.analyses[1].recording.events))
     assert page.locator("#in-view").inner_text() == "The whole run."
     page.select_option("#step", "0")
     assert "The run's peak" in page.locator("#in-view").inner_text()
@@ -116,8 +116,8 @@ def state(page: Any) -> dict[str, Any]:
     }
 
 
-def test_a_link_leads_to_what_was_in_view(open_page: Open, arms_page: Written) -> None:
-    page = open_page(arms_page.path)
+def test_a_link_leads_to_what_was_in_view(open_page: Open, precisions_page: Written) -> None:
+    page = open_page(precisions_page.path)
     assert page.evaluate("location.hash") == "", "as long as all is as the page opens"
     page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
     page.select_option("#run", label="fp32")
@@ -136,7 +136,7 @@ def test_a_link_leads_to_what_was_in_view(open_page: Open, arms_page: Written) -
     wait_until(page, "document.getElementById('copied').textContent === 'Copied'")
     link = page.evaluate("window.copied")
     assert link == page.evaluate("location.href")
-    page = open_page(arms_page.path, fragment=link[link.index("#") :])
+    page = open_page(precisions_page.path, fragment=link[link.index("#") :])
     after = state(page)
     assert after.pop("view") == pytest.approx(before.pop("view"), abs=1e-8)
     assert after == before
@@ -145,13 +145,15 @@ def test_a_link_leads_to_what_was_in_view(open_page: Open, arms_page: Written) -
     assert page.evaluate("localStorage.getItem('ampmem-theme')") == "dark", "chosen by hand, before"
 
 
-def test_the_hash_names_a_section_and_what_is_wrong_in_it_is_ignored(open_page: Open, arms_page: Written) -> None:
-    page = open_page(arms_page.path, fragment="#stacks")
+def test_the_hash_names_a_section_and_what_is_wrong_in_it_is_ignored(open_page: Open, precisions_page: Written) -> None:
+    page = open_page(precisions_page.path, fragment="#stacks")
     assert page.evaluate(AT_STACKS)
     assert page.locator("#jumps [aria-current]").inner_text() == "Stacks"
-    page = open_page(arms_page.path, fragment="#nothing&run=none&from=9e9&pin=-3&theme=red&axis=%E0%A4%A&__proto__=1")
+    page = open_page(
+        precisions_page.path, fragment="#nothing&run=none&from=9e9&pin=-3&theme=red&axis=%E0%A4%A&__proto__=1"
+    )
     assert state(page)["run"] == "amp"
-    assert view(page) == last_step(arms_page, 1)
+    assert view(page) == last_step(precisions_page, 1)
     assert page.evaluate("scrollY") == 0
     # A link that is put into the address of the open page is followed as well.
     page.evaluate("location.hash = '#run=fp32&from=10&to=200&pin=99999999'")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.browser
 
 
 def test_wrong_sums_are_said_at_the_head_and_nothing_holds(open_page: Open, tmp_path: Path) -> None:
-    recording = long_run(steps=3, arm="fp32")
+    recording = long_run(steps=3, precision="fp32")
     allocated = recording.events.allocated.copy()
     allocated[-20:][allocated[-20:] != UNKNOWN] += 716_800
     page = open_page(written(tmp_path, replace(recording, events=replace(recording.events, allocated=allocated))).path)
@@ -25,6 +25,6 @@ def test_wrong_sums_are_said_at_the_head_and_nothing_holds(open_page: Open, tmp_
 
 
 def test_sums_that_are_right_give_no_warning(open_page: Open, tmp_path: Path) -> None:
-    page = open_page(written(tmp_path, long_run(steps=3, arm="fp32")).path)
+    page = open_page(written(tmp_path, long_run(steps=3, precision="fp32")).path)
     assert page.get_by_role("alert").count() == 0
     assert page.locator("#findings [data-code=residual]").count() == 0

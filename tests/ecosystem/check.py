@@ -33,7 +33,7 @@ import against_cpu  # noqa: E402
 import image_programs  # noqa: E402
 import text_programs  # noqa: E402
 from against_cpu import Beside, beside  # noqa: E402
-from program import ARMS, Program  # noqa: E402
+from program import PRECISIONS, Program  # noqa: E402
 from runs import OWN, Outcome, Recorded, outcome  # noqa: E402
 
 PROGRAMS = (*text_programs.PROGRAMS, *image_programs.PROGRAMS)
@@ -93,7 +93,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print the names of the programs, and run none")
     parser.add_argument("--only", default="", metavar="PATTERN", help="the programs in whose names this is found")
-    parser.add_argument("--precisions", default=",".join((*ARMS, OWN)), help="only those of each program's")
+    parser.add_argument("--precisions", default=",".join((*PRECISIONS, OWN)), help="only those of each program's")
     parser.add_argument("--against-cpu", action="store_true", help="record on the CPU too, and compare")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table here too, with all bytes")
     parser.add_argument("--said", action="store_true", help="print all that ampmem said about each, to be read")

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-ARMS = ("fp32", "amp", "amp-nocache")
+PRECISIONS = ("fp32", "amp", "amp-nocache")
 STATIC = ("parameters", "gradients", "optimizer_state", "cast_copies")
 """What can be compared with sums over tensors, which the program prints (``programs/sums.py``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A script in ``programs/`` that trains with a library, recorded for two steps in each of ``arms``.
+    """A script in ``programs/`` that trains with a library, recorded for two steps in each of ``precisions``.
 
     ``own`` are the arguments with which the library itself trains in a low precision, recorded as it is; ``None``
     where the script's own autocast is all there is. ``options`` are ampmem's, such as ``--assume``.
@@ -28,7 +28,7 @@ class Program:
     arguments: str = ""
     options: str = ""
     own: str | None = None
-    arms: tuple[str, ...] = ARMS
+    precisions: tuple[str, ...] = PRECISIONS
     equal: tuple[str, ...] = STATIC
     why: str = ""
     not_on_cpu: str = ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from program import ARMS, ASSUMES, FAILS, STATIC, STOPS, WORKS, Program
+from program import ASSUMES, FAILS, PRECISIONS, STATIC, STOPS, WORKS, Program
 
 import ampmem
 from ampmem.analysis.summary import summarize
@@ -80,13 +80,13 @@ class Outcome:
 
 
 def outcome(
-    program: Program, folder: Path, only: Collection[str] = (*ARMS, OWN), *, python: str = sys.executable
+    program: Program, folder: Path, only: Collection[str] = (*PRECISIONS, OWN), *, python: str = sys.executable
 ) -> Outcome:
     """Record ``program`` in each precision, of those in ``only``, and judge it; recordings are left in ``folder``.
 
     ``python`` is the interpreter that runs it.
     """
-    precisions = [*program.arms, *([OWN] if program.own is not None else [])]
+    precisions = [*program.precisions, *([OWN] if program.own is not None else [])]
     runs = tuple(record(program, precision, folder, python=python) for precision in precisions if precision in only)
     if program.stops:
         problems = [
@@ -123,9 +123,9 @@ def record(
 
 def arguments(program: Program, precision: str, file: Path, device: str) -> list[str]:
     """What ``ampmem profile`` is told, the script and its arguments last."""
-    arm = "as-is" if precision == OWN else precision
+    forced = "as-is" if precision == OWN else precision
     own = program.own if precision == OWN else None
-    options = [*DEVICES[device], "--precision", arm, "--steps", str(STEPS), "-o", str(file)]
+    options = [*DEVICES[device], "--precision", forced, "--steps", str(STEPS), "-o", str(file)]
     options += program.options.split() if device == SIMULATED else []
     script = [str(PROGRAMS / program.file), *program.arguments.split(), *(own or "").split()]
     return [*options, *script, *(("--device", "cpu") if device == CPU else ())]

@@ -21,7 +21,7 @@ Built = tuple[Any, ...]
 """A function, or a module, and its arguments."""
 Build = Callable[[torch.dtype], Built]
 
-ARMS: dict[str, tuple[torch.dtype, Callable[[], AbstractContextManager[Any]]]] = {
+PRECISIONS: dict[str, tuple[torch.dtype, Callable[[], AbstractContextManager[Any]]]] = {
     "f32": (F32, nullcontext),
     "bf16": (BF16, nullcontext),
     "amp": (F32, lambda: torch.autocast("cuda", BF16)),
@@ -29,15 +29,15 @@ ARMS: dict[str, tuple[torch.dtype, Callable[[], AbstractContextManager[Any]]]] =
 
 
 def cases() -> Iterable[Case]:
-    """All of them, in all arms."""
+    """All of them, in all precisions."""
     for name, build in CASES.items():
-        for arm in ARMS:
-            yield Case(name=name, arm=arm, run=partial(trained, build, arm))
+        for precision in PRECISIONS:
+            yield Case(name=name, precision=precision, run=partial(trained, build, precision))
 
 
-def trained(build: Build, arm: str) -> Iterator[str]:
+def trained(build: Build, precision: str) -> Iterator[str]:
     """Forward, and backward where the result has a gradient; gradients are given in the format of the outputs."""
-    dtype, context = ARMS[arm]
+    dtype, context = PRECISIONS[precision]
     function, *arguments = build(dtype)
     yield "forward"
     with context():
@@ -260,7 +260,7 @@ ATTENTION: dict[str, Build] = {
 
 
 def mixed_norm(function: Callable[..., Any], *shape: int) -> Build:
-    """A norm whose weights stay in float32 while the input is in the arm's type."""
+    """A norm whose weights stay in float32 while the input is in the precision's type."""
     return lambda t: (function, rand(t, *shape), rand(F32, shape[-1]), rand(F32, shape[-1]))
 
 

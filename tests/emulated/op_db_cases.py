@@ -12,7 +12,7 @@ from op_cases import tensors
 from ops import Case
 from torch.testing._internal.common_methods_invocations import op_db
 
-ARMS = {"f32": (torch.float32,), "low": (torch.bfloat16, torch.float16)}
+PRECISIONS = {"f32": (torch.float32,), "low": (torch.bfloat16, torch.float16)}
 """In which type the samples are: the first of these that an op supports."""
 SAMPLES = 3
 NOT_EMULATED = ("linalg.", "fft.", "sparse.", "cholesky", "lu", "ormqr", "geqrf", "svd", "pca_lowrank", "stft", "istft")
@@ -20,14 +20,14 @@ NOT_EMULATED = ("linalg.", "fft.", "sparse.", "cholesky", "lu", "ormqr", "geqrf"
 
 
 def cases() -> Iterable[Case]:
-    """All of them, in both arms where an op supports them."""
+    """All of them, in both precisions where an op supports them."""
     for op in op_db:
         name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
         if not name.startswith(NOT_EMULATED):
-            for arm, types in ARMS.items():
+            for precision, types in PRECISIONS.items():
                 supported = [dtype for dtype in types if dtype in op.supported_dtypes("cuda")]
                 if supported:
-                    yield Case(name=name, arm=arm, run=partial(sampled, op, supported[0]))
+                    yield Case(name=name, precision=precision, run=partial(sampled, op, supported[0]))
 
 
 def sampled(op: Any, dtype: torch.dtype) -> Iterator[str]:

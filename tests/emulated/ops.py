@@ -56,11 +56,11 @@ WORKSPACE_SETTING = f":{WORKSPACE >> 10}:1"
 class Case:
     """``run`` prepares, yields the name of the phase that begins, and goes on; a phase without a name is not compared.
 
-    What a phase makes lives as long as the variables of ``run`` hold it. ``arm`` says in which types it computes.
+    What a phase makes lives as long as the variables of ``run`` hold it. ``precision`` says in which types it computes.
     """
 
     name: str
-    arm: str
+    precision: str
     run: Callable[[], Iterator[str]]
 
 
@@ -95,7 +95,7 @@ class Difference:
     """One phase on both sides. ``factor`` is the simulated peak by the emulated one."""
 
     name: str
-    arm: str
+    precision: str
     phase: str
     emulated: Phase
     simulated: Phase
@@ -118,9 +118,9 @@ class Difference:
 
 
 def cases_of(name: str, only: str) -> list[Case]:
-    """The cases of a set whose names and arms match the pattern."""
+    """The cases of a set whose names and precisions match the pattern."""
     found: Iterable[Case] = import_module(SETS[name]).cases()
-    return [case for case in found if re.search(only, f"{case.name} [{case.arm}]")]
+    return [case for case in found if re.search(only, f"{case.name} [{case.precision}]")]
 
 
 def measure(case: Case, take: Callable[[], Iterable[tuple[bool, int]]]) -> Result:
@@ -216,7 +216,7 @@ def run_side(side: str, options: argparse.Namespace) -> None:
         result = measure(case, take)
         gc.collect()
         answer = result if isinstance(result, str) else {name: [p.sizes, p.peak, p.kept] for name, p in result.items()}
-        print(json.dumps([case.name, case.arm, answer]), file=out, flush=True)
+        print(json.dumps([case.name, case.precision, answer]), file=out, flush=True)
     out.flush()
     os._exit(0)
 
@@ -225,7 +225,7 @@ def run_side(side: str, options: argparse.Namespace) -> None:
 
 
 def both(options: argparse.Namespace) -> list[tuple[str, str, Result, Result]]:
-    """Name, arm and both results of every case."""
+    """Name, precision and both results of every case."""
     sys.path[:0] = [str(HERE), str(ROOT)]
     import emulation
     import run
@@ -264,8 +264,12 @@ def real(options: argparse.Namespace) -> None:
         side = _Side(*how, "real", options, Path(folder), names_of_cases(*how, options))
         lines = side.finish()
     rows = [
-        [name, arm, answer if isinstance(answer, str) else {phase: asdict(each) for phase, each in answer.items()}]
-        for name, arm, answer in lines
+        [
+            name,
+            precision,
+            answer if isinstance(answer, str) else {phase: asdict(each) for phase, each in answer.items()},
+        ]
+        for name, precision, answer in lines
     ]
     said = json.dumps({"schema": "ampmem.ops/1", "set": options.set, "machine": machine, "rows": rows})
     options.real.write_bytes(gzip.compress(said.encode(), mtime=0))
@@ -273,16 +277,16 @@ def real(options: argparse.Namespace) -> None:
 
 
 def read_real(path: Path) -> dict[tuple[str, str], Result]:
-    """What came of each case of a file that --real wrote, by name and arm."""
+    """What came of each case of a file that --real wrote, by name and precision."""
     rows = json.loads(gzip.decompress(path.read_bytes()))["rows"]
     return {
-        (name, arm): answer
+        (name, precision): answer
         if isinstance(answer, str)
         else {
             phase: Phase(sizes=tuple(each["sizes"]), peak=each["peak"], kept=each["kept"])
             for phase, each in answer.items()
         }
-        for name, arm, answer in rows
+        for name, precision, answer in rows
     }
 
 
@@ -292,7 +296,11 @@ def beside(options: argparse.Namespace) -> None:
     results = [each for each in both(options) if each[:2] in measured]
     for place, side in ((2, "emulated"), (3, "simulated")):
         print(f"== {side}, beside the GPU: factor = {side} / real")
-        pairs = [(name, arm, measured[name, arm], each[place]) for each in results for name, arm in [each[:2]]]
+        pairs = [
+            (name, precision, measured[name, precision], each[place])
+            for each in results
+            for name, precision in [each[:2]]
+        ]
         phases, failed = compared(pairs)
         print("\n".join(report(phases, failed, everything=options.all)))
 
@@ -333,8 +341,8 @@ class _Side:
         while True:
             code = self._process.wait()
             for line in self._out.read_text().splitlines():
-                name, arm, answer = json.loads(line)
-                self._lines.append((name, arm, answer if isinstance(answer, str) else _phases(answer)))
+                name, precision, answer = json.loads(line)
+                self._lines.append((name, precision, answer if isinstance(answer, str) else _phases(answer)))
             if len(self._lines) >= len(self._all):
                 return self._lines
             said = self._error.read_text().splitlines()
@@ -350,7 +358,7 @@ class _Side:
 def names_of_cases(
     command: Sequence[str], variables: dict[str, str], options: argparse.Namespace
 ) -> list[tuple[str, str]]:
-    """The names and arms of the cases, asked of the environment that has torch."""
+    """The names and precisions of the cases, asked of the environment that has torch."""
     asked = [*command, str(HERE / "ops.py"), "--list", "--set", options.set, "--only", options.only]
     done = subprocess.run(asked, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -365,14 +373,16 @@ def _phases(answer: dict[str, Any]) -> dict[str, Phase]:
 def compared(results: Iterable[tuple[str, str, Result, Result]]) -> tuple[list[Difference], dict[str, list[str]]]:
     """The phases that both sides have, and what was said of the cases that one of them has not."""
     phases, failed = [], defaultdict(list)
-    for name, arm, emulated, simulated in results:
+    for name, precision, emulated, simulated in results:
         if isinstance(emulated, str) or isinstance(simulated, str):
             for side, each in (("emulated", emulated), ("simulated", simulated)):
                 if isinstance(each, str):
-                    failed[f"{side}: {name}: {each}"].append(arm)
+                    failed[f"{side}: {name}: {each}"].append(precision)
             continue
         phases += [
-            Difference(name=name, arm=arm, phase=phase, emulated=emulated[phase], simulated=simulated[phase])
+            Difference(
+                name=name, precision=precision, phase=phase, emulated=emulated[phase], simulated=simulated[phase]
+            )
             for phase in emulated
         ]
     return phases, failed
@@ -389,11 +399,11 @@ def report(phases: Sequence[Difference], failed: dict[str, list[str]], *, everyt
         return max(max(each.factor, 1 / each.factor if each.factor else 1e9) for each in differences)
 
     for (name, phase), differences in sorted(rows.items(), key=lambda row: -badness(row[1])):
-        texts = "; ".join(f"{each.arm} {each.text}" for each in differences)
+        texts = "; ".join(f"{each.precision} {each.text}" for each in differences)
         first = differences[0]
         yield f"{name} {phase}: {texts} | first: {first.emulated.peak} {first.simulated.peak}"
-    for text, arms in failed.items():
-        yield f"not compared [{', '.join(arms)}]: {text}"
+    for text, precisions in failed.items():
+        yield f"not compared [{', '.join(precisions)}]: {text}"
     equal = {
         "kept": [each.emulated.kept == each.simulated.kept for each in phases],
         "peak": [each.emulated.peak == each.simulated.peak for each in phases],
@@ -405,7 +415,7 @@ def report(phases: Sequence[Difference], failed: dict[str, list[str]], *, everyt
 
 
 Known = dict[str, dict[str, str]]
-"""By case and phase: what differs in each arm, as :attr:`Difference.text` says it."""
+"""By case and phase: what differs in each precision, as :attr:`Difference.text` says it."""
 
 
 def known(phases: Iterable[Difference]) -> Known:
@@ -413,7 +423,7 @@ def known(phases: Iterable[Difference]) -> Known:
     found: Known = defaultdict(dict)
     for each in phases:
         if each.text != "equal":
-            found[f"{each.name} {each.phase}"][each.arm] = each.text
+            found[f"{each.name} {each.phase}"][each.precision] = each.text
     return dict(found)
 
 
@@ -421,10 +431,10 @@ def changes(was: Known, phases: Sequence[Difference]) -> list[str]:
     """What is not as known: new differences, other ones, and those that are gone."""
     lines = []
     for each in phases:
-        expected = was.get(f"{each.name} {each.phase}", {}).get(each.arm, "equal")
+        expected = was.get(f"{each.name} {each.phase}", {}).get(each.precision, "equal")
         if expected != each.text:
             sizes = f"emulated {each.emulated.sizes}, simulated {each.simulated.sizes}"
-            lines.append(f"{each.name} {each.phase} [{each.arm}]: known as {expected}, is {each.text}: {sizes}")
+            lines.append(f"{each.name} {each.phase} [{each.precision}]: known as {expected}, is {each.text}: {sizes}")
     return lines
 
 
@@ -433,11 +443,19 @@ def table(sets: dict[str, Known]) -> list[str]:
     rows = []
     for each, what in sets.items():
         least = SMALL if each == "op_db" else 1.01
-        for name, arms in what.items():
-            told = {arm: text for arm, text in arms.items() if text != "sequence" and _badness(text) > least}
+        for name, precisions in what.items():
+            told = {
+                precision: text
+                for precision, text in precisions.items()
+                if text != "sequence" and _badness(text) > least
+            }
             if told:
                 texts = sorted(set(told.values()), key=_badness)
-                shown = texts[-1] if len(texts) == 1 else ", ".join(f"{text} ({arm})" for arm, text in told.items())
+                shown = (
+                    texts[-1]
+                    if len(texts) == 1
+                    else ", ".join(f"{text} ({precision})" for precision, text in told.items())
+                )
                 rows.append((max(map(_badness, told.values())), f"| {name} | {shown} |"))
     return ["| phase | peak, simulated / emulated |", "|---|---|", *(row for _, row in sorted(rows, reverse=True))]
 
@@ -464,7 +482,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", default="large", choices=SETS)
-    parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression, for NAME [ARM]")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression, for NAME [AMP]")
     help_torch = f"which environment ({emulation.TORCH})"
     parser.add_argument("--torch", default=emulation.TORCH, metavar="VERSION", help=help_torch)
     parser.add_argument("--gpu", default=GPU, help=f"which GPU is simulated and emulated ({GPU})")
@@ -486,7 +504,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run both sides, or one of them."""
     options = parsed(arguments)
     if options.list:
-        json.dump([(case.name, case.arm) for case in cases_of(options.set, options.only)], sys.stdout)
+        json.dump([(case.name, case.precision) for case in cases_of(options.set, options.only)], sys.stdout)
         return
     if options.side:
         run_side(options.side, options)
@@ -501,7 +519,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.sizes:
         for each in phases:
             if options.all or each.text != "equal":
-                print(f"{each.name} [{each.arm}] {each.phase}: {each.text}")
+                print(f"{each.name} [{each.precision}] {each.phase}: {each.text}")
                 print("  emulated ", *each.emulated.sizes)
                 print("  simulated", *each.simulated.sizes)
     if options.check:
@@ -515,7 +533,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         rows = [
             {
-                "case": f"{each.name} [{each.arm}] {each.phase}",
+                "case": f"{each.name} [{each.precision}] {each.phase}",
                 "factor": round(each.factor, 4),
                 "difference": each.text,
                 **{

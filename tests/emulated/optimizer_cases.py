@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[type[optim.Optimizer], tuple[dict[str, Any], ...]]] = {
 """The class, and its options."""
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 CAPTURABLE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "Rprop", "ASGD")
-ARMS = {"f32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def cases() -> Iterable[Case]:
@@ -40,19 +40,19 @@ def cases() -> Iterable[Case]:
             ways += [{"capturable": True}, {"capturable": True, "foreach": False}]
         for way in ways if name != "LBFGS" else ways[:1]:
             for option in options:
-                for arm, dtype in ARMS.items():
+                for precision, dtype in PRECISIONS.items():
                     how = option | way
                     title = " ".join([name, *(f"{key}={value}" for key, value in how.items())])
-                    yield Case(name=title, arm=arm, run=partial(stepped, partial(kind, **how), dtype))
+                    yield Case(name=title, precision=precision, run=partial(stepped, partial(kind, **how), dtype))
     for name in ("SGD", "AdamW"):
         for way in ({}, {"foreach": False}, {"fused": True}):
             title = " ".join(["GradScaler", name, *(f"{key}={value}" for key, value in way.items())])
             kind = partial(KINDS[name][0], **({"momentum": 0.9} if name == "SGD" else {}), **way)
-            yield Case(name=title, arm="f32", run=partial(scaled, kind))
+            yield Case(name=title, precision="f32", run=partial(scaled, kind))
     for order in (2.0, float("inf")):
         for foreach in (None, False):
             yield Case(
-                name=f"clip_grad_norm_ {order} foreach={foreach}", arm="f32", run=partial(clipped, order, foreach)
+                name=f"clip_grad_norm_ {order} foreach={foreach}", precision="f32", run=partial(clipped, order, foreach)
             )
 
 

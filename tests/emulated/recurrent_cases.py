@@ -31,22 +31,22 @@ SHAPES = (  # layers, both directions, time, batch, input, hidden
 
 
 def cases() -> Iterable[Case]:
-    """Each kind in each shape and arm; some LSTMs with dropout, projections, without bias, and evaluating."""
+    """Each kind in each shape and precision; some LSTMs with dropout, projections, without bias, and evaluating."""
     for kind in KINDS:
         for shape in SHAPES:
-            yield from _arms(f"{kind} {_text(*shape)}", partial(network, kind, shape))
+            yield from _precisions(f"{kind} {_text(*shape)}", partial(network, kind, shape))
     for shape in ((2, False, 64, 16, 256, 512), (2, True, 64, 16, 256, 512)):
         for named in ({"dropout": 0.2}, {"bias": False}, {"proj_size": 128}, {"batch_first": True}):
-            yield from _arms(f"lstm {_text(*shape)} {named}", partial(network, "lstm", shape, **named))
+            yield from _precisions(f"lstm {_text(*shape)} {named}", partial(network, "lstm", shape, **named))
 
 
 def _text(layers: int, both: bool, time: int, batch: int, inputs: int, hidden: int) -> str:
     return f"layers={layers} both={int(both)} time={time} batch={batch} input={inputs} hidden={hidden}"
 
 
-def _arms(name: str, build: Build) -> Iterable[Case]:
-    for arm in ("f32", "bf16", "amp"):
-        yield Case(name=name, arm=arm, run=partial(trained, build, arm))
+def _precisions(name: str, build: Build) -> Iterable[Case]:
+    for precision in ("f32", "bf16", "amp"):
+        yield Case(name=name, precision=precision, run=partial(trained, build, precision))
 
 
 def network(

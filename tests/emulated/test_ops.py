@@ -39,7 +39,7 @@ def test_what_differs_is_known(name: str, only: str) -> None:
 def difference(factor: float, *, kept: int = 0, sizes: tuple[int, ...] = (8,)) -> ops.Difference:
     emulated = ops.Phase(sizes=(8,), peak=100, kept=0)
     simulated = ops.Phase(sizes=sizes, peak=round(100 * factor), kept=kept)
-    return ops.Difference(name="op", arm="f32", phase="forward", emulated=emulated, simulated=simulated)
+    return ops.Difference(name="op", precision="f32", phase="forward", emulated=emulated, simulated=simulated)
 
 
 def test_phases_are_sums_of_what_is_requested() -> None:

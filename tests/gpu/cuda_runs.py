@@ -17,7 +17,7 @@ from ampmem.events import Action, Recording
 from ampmem.vocabulary import SourceKind
 
 WORKLOADS = ("gpt", "bert", "resnet", "reuse", "gan")
-ARMS = ("fp32", "amp", "amp-nocache")
+PRECISIONS = ("fp32", "amp", "amp-nocache")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -40,9 +40,9 @@ def state(*optimizers: Optimizer) -> int:
     return on_gpu(t for optimizer in optimizers for t in measure.tensors_in(dict(optimizer.state)))
 
 
-def train(name: str, arm: str, dtype: str = "bf16", **rest: Any) -> measure.Run:
+def train(name: str, precision: str, dtype: str = "bf16", **rest: Any) -> measure.Run:
     """A workload's own training, tiny, on the GPU."""
-    return measure.train(name, arm, device=torch.device("cuda"), dtype=DTYPES[dtype], **rest)
+    return measure.train(name, precision, device=torch.device("cuda"), dtype=DTYPES[dtype], **rest)
 
 
 @dataclass(frozen=True)

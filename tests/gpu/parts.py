@@ -31,7 +31,7 @@ for power in range(6, 40, 2):
     model(torch.randn(2**power, 2048, device="cuda")).square().mean().backward()
     optimizer.step()
 """
-ARMS = ("fp32", "amp", "amp-nocache")
+PRECISIONS = ("fp32", "amp", "amp-nocache")
 EMULATED = HERE.parent / "emulated"
 SETS = ("large", "optimizers", "recurrent", "op_db")
 """The cases of ``tests/emulated/ops.py``."""
@@ -60,7 +60,7 @@ def parts(folder: Path, work: Path, *, device: str = "cuda", quick: bool = False
     script = work / "oom.py"
     script.write_text(OUT_OF_MEMORY, encoding="utf-8")
     on = ("--device", device, *(("--gpu", "h200") if device == "sim" else ()))
-    recordings = tuple(work / f"gpt.{arm}.ampmem" for arm in ARMS)
+    recordings = tuple(work / f"gpt.{precision}.ampmem" for precision in PRECISIONS)
     oom, compared, died = work / "oom.ampmem", work / "gpt.html", work / "oom.html"
     small = ("--rounds", "2", "--only", "gpu/gpt-amp/", "--only", "gpu/gpt2/3") if quick else ("--rounds", "3")
     every = [

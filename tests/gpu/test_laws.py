@@ -1,4 +1,4 @@
-"""The laws that ampmem keeps, on the workloads, in every arm."""
+"""The laws that ampmem keeps, on the workloads, in every precision."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import cuda_runs
 import measure
 import pytest
 import torch
-from cuda_runs import ARMS, WORKLOADS, assert_conserved, observed, plain, train
+from cuda_runs import PRECISIONS, WORKLOADS, assert_conserved, observed, plain, train
 from torch import nn
 
 import ampmem
@@ -22,18 +22,18 @@ from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
 from ampmem.recording import read
 
-CASES = [("fp32", "bf16"), *((arm, dtype) for arm in ARMS[1:] for dtype in cuda_runs.DTYPES)]
+CASES = [("fp32", "bf16"), *((precision, dtype) for precision in PRECISIONS[1:] for dtype in cuda_runs.DTYPES)]
 
 
-@pytest.mark.parametrize(("arm", "dtype"), CASES)
+@pytest.mark.parametrize(("precision", "dtype"), CASES)
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_static_memory_is_exact_and_all_is_conserved(name: str, arm: str, dtype: str) -> None:
+def test_static_memory_is_exact_and_all_is_conserved(name: str, precision: str, dtype: str) -> None:
     with ampmem.profile(device="cuda") as profile:
-        run = train(name, arm, dtype, steps=3)
+        run = train(name, precision, dtype, steps=3)
     assert_conserved(profile)
     summary = profile.summary()
     marks = summary.steps[-1].marks
-    assert summary.arm.name == arm
+    assert summary.precision.name == precision
     assert marks.after_optimizer is not None and marks.after_backward is not None
     assert marks.after_optimizer["parameters"] == cuda_runs.parameters(*run.models) > 0
     if not summary.steps[-1].skipped_update:
@@ -41,13 +41,13 @@ def test_static_memory_is_exact_and_all_is_conserved(name: str, arm: str, dtype:
     assert marks.after_backward["gradients"] == cuda_runs.gradients(*run.models) > 0
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_observer_moves_nothing(name: str, arm: str) -> None:
+def test_the_observer_moves_nothing(name: str, precision: str) -> None:
     module = measure.workload(name)
 
     def run() -> list[float]:
-        options = measure.options(arm, device=torch.device("cuda"))
+        options = measure.options(precision, device=torch.device("cuda"))
         with measure.watched(module, keep=False) as seen:
             module.train(options, **measure.EXTRA.get(name, {}))
         return seen.losses
@@ -60,7 +60,7 @@ def test_the_observer_moves_nothing(name: str, arm: str) -> None:
     assert with_ampmem.rng == without.rng
     if "EMULATED_CUDA" not in os.environ:  # there nothing computes: losses are what lay in memory before
         # Kernels with atomics differ by themselves, and in bfloat16 by more.
-        assert with_ampmem.result == pytest.approx(without.result, rel=1e-3 if arm == "fp32" else 2e-2)
+        assert with_ampmem.result == pytest.approx(without.result, rel=1e-3 if precision == "fp32" else 2e-2)
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "fused", "for-loop"])

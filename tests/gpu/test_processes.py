@@ -127,8 +127,8 @@ def test_visible_devices_that_the_script_sets_are_respected(tmp_path: Path) -> N
     assert done.stdout.strip() == "False"
 
 
-def test_compare_runs_every_arm_on_the_gpu(tmp_path: Path) -> None:
+def test_compare_runs_every_precision_on_the_gpu(tmp_path: Path) -> None:
     done = ampmem(tmp_path, "compare", "--device", "cuda", "-m", "ampmem.workloads.gpt", "--preset", "tiny")
     assert done.returncode == 0, done.stderr
-    for arm in ("fp32", "amp", "amp-nocache"):
-        assert read(tmp_path / f"gpt.{arm}.ampmem").run.source == "cuda"
+    for precision in ("fp32", "amp", "amp-nocache"):
+        assert read(tmp_path / f"gpt.{precision}.ampmem").run.source == "cuda"

@@ -9,7 +9,7 @@ from typing import Any
 import measure
 import pytest
 import torch
-from arms import ARMS, all_judged, record, terms, workload
+from precisions import PRECISIONS, all_judged, record, terms, workload
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.backends import mkldnn
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("clean_start")
 
 HALF = 2
 NONE = CopyCount(copies=0, bytes=0)
-AMP = ARMS[1:]
+AMP = PRECISIONS[1:]
 
 
 class Counter(TorchDispatchMode):
@@ -86,39 +86,39 @@ def train(model: nn.Module, inputs: Tensor, steps: int = 2) -> None:
         optimizer.step()
 
 
-def book(function: Callable[[], Any], arm: str = "as-is") -> tuple[Casts, Analysis]:
-    analysis = analyse(record(function, arm))
+def book(function: Callable[[], Any], precision: str = "as-is") -> tuple[Casts, Analysis]:
+    analysis = analyse(record(function, precision))
     all_judged(analysis)
     return analysis.casts, analysis
 
 
-@pytest.mark.parametrize("arm", AMP)
-def test_copies_and_hits_are_what_a_dispatch_mode_counts(arm: str) -> None:
-    found, _ = book(lambda: train(Twice(), torch.randn(4, 16)), arm)
+@pytest.mark.parametrize("precision", AMP)
+def test_copies_and_hits_are_what_a_dispatch_mode_counts(precision: str) -> None:
+    found, _ = book(lambda: train(Twice(), torch.randn(4, 16)), precision)
     model = Twice()
     with (
-        torch.autocast("cpu", torch.bfloat16, cache_enabled=arm == "amp"),
+        torch.autocast("cpu", torch.bfloat16, cache_enabled=precision == "amp"),
         Counter(list(model.parameters())) as counter,
     ):
         model(torch.randn(4, 16))
-    assert counter.copies == (4 if arm == "amp" else 8)
+    assert counter.copies == (4 if precision == "amp" else 8)
     # Two steps; each of the four calls of a layer reads its weight and its bias.
     assert (found.copies, found.bytes) == (2 * counter.copies, 2 * counter.bytes)
     assert counter.reads == 8
-    assert found.cache_hits == 2 * (counter.reads - counter.copies) == (8 if arm == "amp" else 0)
+    assert found.cache_hits == 2 * (counter.reads - counter.copies) == (8 if precision == "amp" else 0)
 
 
-@pytest.mark.parametrize("arm", AMP)
-def test_who_holds_what_at_the_end_of_forward(arm: str) -> None:
+@pytest.mark.parametrize("precision", AMP)
+def test_who_holds_what_at_the_end_of_forward(precision: str) -> None:
     """Weights are saved by autograd, but for the first layer's first copy, and biases are not."""
-    found, _ = book(lambda: train(Twice(), torch.randn(4, 16)), arm)
+    found, _ = book(lambda: train(Twice(), torch.randn(4, 16)), precision)
     weight, bias = 16 * 16 * HALF, 16 * HALF
     rows = {row.name: row for row in found.by_parameter}
     assert set(rows) == {"first.weight", "first.bias", "last.weight", "last.bias"}
     for name, row in rows.items():
         each = weight if "weight" in name else bias
         held = (row.held_by_cache, row.held_by_autograd, row.held_by_both)
-        if arm == "amp":
+        if precision == "amp":
             assert (row.copies, row.bytes, row.cache_hits) == (2, 2 * each, 2)
             assert held == ((0, 0, 2) if "weight" in name else (2, 0, 0))
         else:
@@ -127,11 +127,11 @@ def test_who_holds_what_at_the_end_of_forward(arm: str) -> None:
     for step in found.steps:
         assert set(step.phases) == {"forward"}
         made = step.phases["forward"]
-        assert (made.copies, made.cache_hits) == ((4, 4) if arm == "amp" else (8, 0))
+        assert (made.copies, made.cache_hits) == ((4, 4) if precision == "amp" else (8, 0))
         holders = step.after_forward
         # The region around a script without autocast is left just before backward starts, and with it the cache.
         assert holders is not None
-        kept = 2 if arm == "amp" else 3
+        kept = 2 if precision == "amp" else 3
         assert holders.autograd == CopyCount(copies=kept, bytes=kept * weight)
         assert holders.cache == holders.both == holders.neither == NONE
         assert step.surviving == step.views == step.recomputed == NONE
@@ -192,9 +192,9 @@ def test_copies_without_gradients_stay_until_the_region_is_left() -> None:
     assert {row.held_by_cache for row in uncached.by_parameter} == {0}
 
 
-@pytest.mark.parametrize("arm", AMP)
-def test_recomputation_casts_again(arm: str) -> None:
-    analysis, run = workload("checkpointed", "fp32", arm)
+@pytest.mark.parametrize("precision", AMP)
+def test_recomputation_casts_again(precision: str) -> None:
+    analysis, run = workload("checkpointed", "fp32", precision)
     found = analysis.casts
     (model,) = run.models
     inside = [m for m in model.blocks.modules() if isinstance(m, nn.Linear)]
@@ -245,8 +245,8 @@ def test_views_frozen_weights_and_what_is_no_parameter() -> None:
         assert step.surviving == NONE
 
 
-@pytest.mark.parametrize("arm", AMP)
-def test_list_arguments_and_additions_in_place_are_uses(arm: str) -> None:
+@pytest.mark.parametrize("precision", AMP)
+def test_list_arguments_and_additions_in_place_are_uses(precision: str) -> None:
     """Copies that an op takes in a list, or adds in place, are read as those in plain arguments."""
 
     class Lists(nn.Module):
@@ -260,7 +260,7 @@ def test_list_arguments_and_additions_in_place_are_uses(arm: str) -> None:
             both = torch.cat([self.one.weight.to(torch.bfloat16), self.two.weight.to(torch.bfloat16)])
             return x @ both.t()
 
-    found, analysis = book(lambda: train(Lists(), torch.randn(4, 8), steps=1), arm)
+    found, analysis = book(lambda: train(Lists(), torch.randn(4, 8), steps=1), precision)
     # ``to`` makes a copy of its own; nobody but ``cat`` and the addition read it.
     assert {row.name: row.copies for row in found.by_parameter} == {"one.weight": 2, "two.weight": 3}
     assert found.cache_hits == 0
@@ -396,7 +396,7 @@ def test_compiled_code_is_fp32_only_if_no_tensor_says_otherwise(inside: bool) ->
             optimizer.step()
 
     _, analysis = book(run)
-    assert analysis.recording.arm.name == ("as-is" if inside else "fp32")
+    assert analysis.recording.precision.name == ("as-is" if inside else "fp32")
 
 
 @pytest.mark.parametrize("cast", [False, True])
@@ -407,7 +407,7 @@ def test_a_script_that_casts_its_weights_itself_is_not_fp32(cast: bool) -> None:
             return nn.functional.linear(batch.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
 
     _, analysis = book(lambda: train(nn.Sequential(Layer(16, 32)), torch.randn(8, 16)))
-    assert analysis.recording.arm.name == ("as-is" if cast else "fp32")
+    assert analysis.recording.precision.name == ("as-is" if cast else "fp32")
 
 
 @pytest.mark.parametrize("name", measure.WORKLOADS)
@@ -438,11 +438,11 @@ def test_with_the_cache_only_it_holds_the_copies_of_biases(name: str) -> None:
         assert row.held_by_cache > 0
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", measure.WORKLOADS)
-def test_copies_alive_at_the_end_of_forward_are_as_counted(name: str, arm: str) -> None:
-    analysis, _ = workload(name, "fp32", arm)
+def test_copies_alive_at_the_end_of_forward_are_as_counted(name: str, precision: str) -> None:
+    analysis, _ = workload(name, "fp32", precision)
     holders = analysis.casts.steps[-1].after_forward
     assert holders is not None
     alive = sum(count.bytes for count in (holders.cache, holders.autograd, holders.both, holders.neither))
-    assert alive == (0 if arm == "fp32" else measure.count_casts(name, arm))
+    assert alive == (0 if precision == "fp32" else measure.count_casts(name, precision))

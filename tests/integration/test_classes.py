@@ -3,8 +3,8 @@
 import copy
 from collections.abc import Callable, Mapping
 
-import arms
 import measure
+import precisions
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from ampmem.analysis.timeline.categories import Category
 
 pytestmark = pytest.mark.usefixtures("clean_start")
 clean_start = measure.clean_start
-alone = arms.alone
+alone = precisions.alone
 
 Program = Callable[[], Mapping[str, int]]
 
@@ -458,7 +458,7 @@ def test_swapped_data_is_half_precision_with_a_master() -> None:
     assert live[Category.PARAMETERS] * 2 == live[Category.MASTER_COPIES] == sums["master_copies"]
     assert summary.parameters.bytes == live[Category.PARAMETERS]
     assert summary.static_recipe is not None and summary.static_recipe.precision == "half-master-fp32-gradients"
-    assert (summary.arm.name, summary.static_recipe.bytes_per_param) == ("as-is", 18)
+    assert (summary.precision.name, summary.static_recipe.bytes_per_param) == ("as-is", 18)
 
 
 class FourBit(nn.Linear):

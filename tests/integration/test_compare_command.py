@@ -1,4 +1,4 @@
-"""``ampmem compare``: one script in three arms, each in a process of its own, laid side by side."""
+"""``ampmem compare``: one script in three precisions, each in a process of its own, laid side by side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ampmem.units import format_bytes
 
 pytestmark = pytest.mark.slow
 
-ARMS = ("fp32", "amp", "amp-nocache")
+PRECISIONS = ("fp32", "amp", "amp-nocache")
 
 TRAINING = """
 import hashlib, os, random, signal, sys
@@ -77,35 +77,40 @@ def rows(text: str, label: str) -> list[str]:
     return [" ".join(line.split()).removeprefix(f"{label} ") for line in text.splitlines() if line.startswith(label)]
 
 
-def test_three_arms_of_one_script(tmp_path: Path) -> None:
+def test_three_precisions_of_one_script(tmp_path: Path) -> None:
     write_training(tmp_path)
     done = ampmem(tmp_path, "compare", "--files", "write", "--steps", "2", "--html", "page.html", "train.py", "seen")
     assert done.returncode == 0, done.stderr
-    recordings = [read(tmp_path / f"train.{arm}.ampmem") for arm in ARMS]
-    assert [(recording.arm.name, recording.arm.forced) for recording in recordings] == [(arm, True) for arm in ARMS]
-    assert [recording.arm.dtype for recording in recordings] == [None, "bfloat16", "bfloat16"]
-    assert [recording.arm.cache for recording in recordings] == [None, True, False]
+    recordings = [read(tmp_path / f"train.{precision}.ampmem") for precision in PRECISIONS]
+    assert [(recording.precision.name, recording.precision.forced) for recording in recordings] == [
+        (precision, True) for precision in PRECISIONS
+    ]
+    assert [recording.precision.dtype for recording in recordings] == [None, "bfloat16", "bfloat16"]
+    assert [recording.precision.cache for recording in recordings] == [None, True, False]
     assert all([step.index for step in recording.steps] == [0, 1] for recording in recordings)
     assert all(len(recording.plain_step_ns) == 2 and min(recording.plain_step_ns) > 0 for recording in recordings)
-    # Each arm ran twice, recorded and timed; the stop comes with an update, before the script writes of that step.
+    # Each precision ran twice, recorded and timed; the stop comes with an update, before the script writes of that
+    # step.
     lines = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
     assert [(step, amp) for step, amp, _ in lines] == [("0", amp) for amp in ["False"] * 2 + ["True"] * 4]
     assert len({digest for _, _, digest in lines}) == 1
     assert "the script speaks" not in done.stdout + done.stderr
     assert "and complains" not in done.stdout + done.stderr
     *runs, written = done.stderr.splitlines()
-    assert [line.split(": ")[:2] for line in runs] == [[f"{i} of 3", arm] for i, arm in enumerate(ARMS, start=1)]
-    for line, arm in zip(runs, ARMS, strict=True):
-        size = format_bytes((tmp_path / f"train.{arm}.ampmem").stat().st_size)
+    assert [line.split(": ")[:2] for line in runs] == [
+        [f"{i} of 3", precision] for i, precision in enumerate(PRECISIONS, start=1)
+    ]
+    for line, precision in zip(runs, PRECISIONS, strict=True):
+        size = format_bytes((tmp_path / f"train.{precision}.ampmem").stat().st_size)
         assert re.search(
-            rf": 2 steps, peak .*, in train\.{arm}\.ampmem, {re.escape(size)}(, about \d+ \w+ left)?$", line
+            rf": 2 steps, peak .*, in train\.{precision}\.ampmem, {re.escape(size)}(, about \d+ \w+ left)?$", line
         )
     assert written == f"ampmem: wrote page.html, {format_bytes((tmp_path / 'page.html').stat().st_size)}"
     page = (tmp_path / "page.html").read_text()
-    assert all(f"{arm}</" in page or f"{arm}, " in page for arm in ARMS)
+    assert all(f"{precision}</" in page or f"{precision}, " in page for precision in PRECISIONS)
 
 
-def test_every_arm_hashes_and_draws_alike(tmp_path: Path) -> None:
+def test_every_precision_hashes_and_draws_alike(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WITHOUT_OPTIMIZER.format(in_step="pass"))
     done = ampmem(
         tmp_path, "compare", "--files", "write", "--no-times", "--precision", "fp32,amp", "train.py", "seen", fresh=True
@@ -121,13 +126,13 @@ def test_the_table_has_the_bytes_of_the_recordings(tmp_path: Path) -> None:
     workload = ("-m", "ampmem.workloads.reuse", "--preset", "tiny", "--width", "64")
     done = ampmem(tmp_path, "compare", "--files", "write", "-o", "run", "--no-times", *workload)
     assert done.returncode == 0, done.stderr
-    files = [f"run.{arm}.ampmem" for arm in ARMS]
+    files = [f"run.{precision}.ampmem" for precision in PRECISIONS]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
     shown = ampmem(tmp_path, "show", *files)
     assert shown.stdout == done.stdout
     details = ampmem(tmp_path, "show", "--marks", *files).stdout
     summaries = json.loads(ampmem(tmp_path, "show", "--json", *files).stdout)
-    assert [summary["arm"]["name"] for summary in summaries] == list(ARMS)
+    assert [summary["arm"]["name"] for summary in summaries] == list(PRECISIONS)
     steps = [summary["steps"][-1] for summary in summaries]
     instants = [[*step["marks"].values(), step["peak"]["categories"]] for step in steps]
     for category in ("parameters", "optimizer_state", "activations", "inputs"):
@@ -154,7 +159,7 @@ def test_the_table_has_the_bytes_of_the_recordings(tmp_path: Path) -> None:
     ],
     ids=["raises", "killed", "out of memory", "exits", "records nothing"],
 )
-def test_an_arm_that_fails_is_a_column(tmp_path: Path, in_step: str, failure: str, steps: int, shown: str) -> None:
+def test_a_precision_that_fails_is_a_column(tmp_path: Path, in_step: str, failure: str, steps: int, shown: str) -> None:
     write_training(tmp_path, in_step)
     done = ampmem(tmp_path, "compare", "--files", "write", "--no-times", "--precision", "amp,fp32", "train.py", "seen")
     assert done.returncode == 1
@@ -171,7 +176,7 @@ def test_an_arm_that_fails_is_a_column(tmp_path: Path, in_step: str, failure: st
     assert rows(done.stdout, "parameters")[0] == (f"{size} {size}" if steps else f"- - {size}")
 
 
-def test_every_arm_may_fail(tmp_path: Path) -> None:
+def test_every_precision_may_fail(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import no_such_module\n")
     done = ampmem(tmp_path, "compare", "--files", "write", "--precision", "fp32,amp", "--html", "page.html", "train.py")
     assert done.returncode == 1
@@ -219,12 +224,12 @@ def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:
     assert (tmp_path / "train.amp.ampmem").read_text() == (tmp_path / "page.html").read_text() == "precious"
 
 
-def test_the_dtype_and_the_seed_reach_the_arms(tmp_path: Path) -> None:
+def test_the_dtype_and_the_seed_reach_the_precisions(tmp_path: Path) -> None:
     write_training(tmp_path)
     arguments = ("--no-times", "--steps", "1", "--skip", "1", "--precision", "as-is,amp", "--dtype", "fp16")
     done = ampmem(tmp_path, "compare", "--files", "write", *arguments, "--seed", "7", "train.py", "seen")
     assert done.returncode == 0, done.stderr
-    as_is, amp = (read(tmp_path / f"train.{arm}.ampmem").arm for arm in ("as-is", "amp"))
+    as_is, amp = (read(tmp_path / f"train.{precision}.ampmem").precision for precision in ("as-is", "amp"))
     assert (as_is.name, as_is.forced, as_is.dtype) == ("fp32", False, None)
     assert (amp.name, amp.forced, amp.dtype) == ("amp", True, "float16")
     seven = (tmp_path / "seen").read_text().splitlines()
@@ -265,7 +270,7 @@ def test_progress_changes_in_place_on_a_terminal(tmp_path: Path) -> None:
     assert parts[6:] == [""]
 
 
-def test_ctrl_c_waits_for_the_arm_and_names_what_is_there(tmp_path: Path) -> None:
+def test_ctrl_c_waits_for_the_precision_and_names_what_is_there(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "reached")
     reached = os.open(tmp_path / "reached", os.O_RDONLY | os.O_NONBLOCK)
     in_step = "if amp and step == 1: print(file=open('reached', 'w'), flush=True); signal.pause()"
@@ -285,7 +290,7 @@ def test_ctrl_c_waits_for_the_arm_and_names_what_is_there(tmp_path: Path) -> Non
         "ampmem: recordings that exist: train.fp32.ampmem, train.amp.ampmem",
         "ampmem: interrupted",
     ]
-    assert [len(read(tmp_path / f"train.{arm}.ampmem").steps) for arm in ("fp32", "amp")] == [3, 1]
+    assert [len(read(tmp_path / f"train.{precision}.ampmem").steps) for precision in ("fp32", "amp")] == [3, 1]
     assert not (tmp_path / "train.amp-nocache.ampmem").exists()
 
 

@@ -85,7 +85,7 @@ def test_static_memory_of_workloads(name: str, precision: str) -> None:
     run = recorded(name, precision)
     summary = run.profile.summary()
     assert len(summary.steps) == 2
-    assert summary.arm.name == precision
+    assert summary.precision.name == precision
     after_backward, after_optimizer = summary.steps[-1].marks.after_backward, summary.steps[-1].marks.after_optimizer
     assert after_optimizer["parameters"] == summary.parameters.bytes == run.parameters > 0
     assert after_optimizer["buffers"] == run.buffers
@@ -349,7 +349,7 @@ def test_half_model_with_master_copies() -> None:
         assert marks.after_backward["gradients"] == after_backward == 2 * elements
         assert marks.after_optimizer["gradients"] == (2 + 4) * elements
         assert marks.after_forward["cast_copies"] == 0
-    assert summary.arm.name == "as-is"
+    assert summary.precision.name == "as-is"
     assert_conserved(profile)
 
 

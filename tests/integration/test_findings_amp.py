@@ -116,7 +116,9 @@ def test_amp_saves_nothing_below_it_and_something_above() -> None:
 
 @pytest.mark.parametrize("name", ["resnet", "reuse", "gan", "accumulate", "checkpointed", "bert"])
 def test_the_estimate_from_one_run_is_what_two_runs_measure(name: str) -> None:
-    live = {arm: recorded(name, arm).summary().steps[-1].marks.after_forward for arm in ("fp32", "amp")}
+    live = {
+        precision: recorded(name, precision).summary().steps[-1].marks.after_forward for precision in ("fp32", "amp")
+    }
     measured = live["fp32"]["activations"] - live["amp"]["activations"] - live["amp"]["cast_copies"]
     found = findings(recorded(name, "amp"))
     told = found["amp-saves"].bytes if "amp-saves" in found else -(found["amp-saves-nothing"].bytes or 0)
@@ -380,7 +382,7 @@ def test_copies_that_only_the_cache_keeps() -> None:
 
 def test_the_cache_under_checkpointing() -> None:
     found = findings(recorded("checkpointed", "amp"))["cache-off-saves"]
-    peaks = [recorded("checkpointed", arm).summary().casts.peak_bytes for arm in ("amp", "amp-nocache")]
+    peaks = [recorded("checkpointed", precision).summary().casts.peak_bytes for precision in ("amp", "amp-nocache")]
     # Less by the biases of a recomputed block: checkpointing hides that only the cache holds those.
     biases = (128 + 512 + 128 + 384 - 128) * HALF
     assert found.bytes == peaks[0] - peaks[1] - biases

@@ -74,16 +74,16 @@ def test_two_runs_of_their_own_confirm_the_boundary(tmp_path: Path, name: str) -
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "train.py"]
     found = json.loads(done.stdout)
-    (arm,) = found["arms"]
-    assert arm["smallest_not_fitting"] == arm["largest_fitting"] + 1
-    assert first < arm["largest_fitting"] < last - 1
-    assert done.stderr.count(f": fp32 {argument} ") == found["runs"] == len(arm["points"])
-    points = {point["value"]: point for point in arm["points"]}
-    for value in (arm["largest_fitting"], arm["smallest_not_fitting"]):
+    (precision,) = found["arms"]
+    assert precision["smallest_not_fitting"] == precision["largest_fitting"] + 1
+    assert first < precision["largest_fitting"] < last - 1
+    assert done.stderr.count(f": fp32 {argument} ") == found["runs"] == len(precision["points"])
+    points = {point["value"]: point for point in precision["points"]}
+    for value in (precision["largest_fitting"], precision["smallest_not_fitting"]):
         point = points[value]
         alone, recording = run_alone(tmp_path, *script, argument, str(value))
         assert (alone.returncode == 0) == point["may_fit"], alone.stderr
-        assert ("it fits" in alone.stderr) == point["fits"] == (value == arm["largest_fitting"])
+        assert ("it fits" in alone.stderr) == point["fits"] == (value == precision["largest_fitting"])
         assert ("it may not fit: " in alone.stderr) == (point["may_fit"] and not point["fits"])
         assert bool(recording.ooms) != point["may_fit"]
         if point["may_fit"]:
@@ -91,7 +91,7 @@ def test_two_runs_of_their_own_confirm_the_boundary(tmp_path: Path, name: str) -
             live = np.cumsum(np.where(recording.events.action == Action.FREE, -sizes, sizes))
             assert point["allocated_bytes"] == live.max() <= point["reserved_bytes"]
             assert (point["highest_device_used_bytes"] <= 976 << 20) == point["fits"]
-    assert points[arm["largest_fitting"]]["reserved_bytes"] <= (976 - 896) << 20
+    assert points[precision["largest_fitting"]]["reserved_bytes"] <= (976 - 896) << 20
     alone, recording = run_alone(tmp_path, *script, argument, "4096")
     assert alone.returncode == 1
     assert "it does not fit: " in alone.stderr

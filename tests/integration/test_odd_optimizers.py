@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-import arms
 import measure
+import precisions
 import pytest
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ import ampmem
 from ampmem.recorder.facts import log
 
 pytestmark = pytest.mark.usefixtures("alone")
-alone = arms.alone
+alone = precisions.alone
 
 
 class NeverSetUp(Optimizer):

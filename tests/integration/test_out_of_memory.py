@@ -307,7 +307,7 @@ def test_a_script_that_catches_it_and_ends_keeps_its_exit_code(tmp_path: Path) -
     assert [step["finished"] for step in value["steps"]] == [False]
 
 
-def test_an_arm_that_runs_out_is_a_column(tmp_path: Path) -> None:
+def test_a_precision_that_runs_out_is_a_column(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
     options = ("--device", "sim", "--gpu", "592MiB", "--precision", "fp32")
     done = ampmem(tmp_path, "compare", *options, "train.py", "setup")

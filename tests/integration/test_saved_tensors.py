@@ -7,7 +7,7 @@ import measure
 import pytest
 import torch
 import torch.nn.functional as F
-from arms import ARMS, record
+from precisions import PRECISIONS, record
 from torch import Tensor, nn
 
 from ampmem.analysis.activations import activation_groups
@@ -80,7 +80,7 @@ def held_by_graph(root: Any) -> dict[int, set[str]]:
     return found
 
 
-def trained(arm: str) -> tuple[Analysis, dict[int, set[str]]]:
+def trained(precision: str) -> tuple[Analysis, dict[int, set[str]]]:
     graphs: list[dict[int, set[str]]] = []
 
     def run() -> None:
@@ -95,12 +95,12 @@ def trained(arm: str) -> tuple[Analysis, dict[int, set[str]]]:
             loss.backward()
             optimizer.step()
 
-    return analyse(record(run, arm)), graphs[-1]
+    return analyse(record(run, precision)), graphs[-1]
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_what_is_saved_is_named_after_the_op_whose_node_holds_it(arm: str) -> None:
-    analysis, graph = trained(arm)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_is_saved_is_named_after_the_op_whose_node_holds_it(precision: str) -> None:
+    analysis, graph = trained(precision)
     lifetimes, facts, texts = analysis.lifetimes, analysis.facts, analysis.recording.texts
     mark = analysis.marks[-1].after_forward
     assert mark is not None
@@ -116,9 +116,9 @@ def test_what_is_saved_is_named_after_the_op_whose_node_holds_it(arm: str) -> No
     assert dict(found) == {address: {OPS[node] for node in names} for address, names in graph.items()}
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_groups_of_activations_add_up_and_are_of_their_kind(arm: str) -> None:
-    analysis, _ = trained(arm)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_groups_of_activations_add_up_and_are_of_their_kind(precision: str) -> None:
+    analysis, _ = trained(precision)
     mark = analysis.marks[-1].after_forward
     assert mark is not None
     position = analysis.timeline.position(mark)
@@ -128,7 +128,7 @@ def test_groups_of_activations_add_up_and_are_of_their_kind(arm: str) -> None:
         assert group.bytes == sum(part.bytes for part in group.parts)
         assert group.tensors == sum(part.tensors for part in group.parts)
     sizes = {(group.kind, group.dtype): group.bytes for group in groups}
-    low, half = ("bfloat16", 2) if arm != "fp32" else ("float32", 4)
+    low, half = ("bfloat16", 2) if precision != "fp32" else ("float32", 4)
     rows, width = 64, 48
     assert sizes["Square", low] == 2 * rows * width * half
     assert sizes["masks", "bool"] == rows  # of masked_fill

@@ -22,7 +22,7 @@ from ampmem.events import Action, Fact, Phase, Recording
 from ampmem.recorder import session
 from ampmem.recorder.options import Options
 from ampmem.recording import RecordingWriter
-from ampmem.vocabulary import Arm, Device
+from ampmem.vocabulary import Device, Precision
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -180,10 +180,12 @@ def test_a_disk_that_refuses_at_the_end_raises_nothing_either(monkeypatch: pytes
     assert [step.index for step in prof.recording().steps] == [0, 1]
 
 
-@pytest.mark.parametrize("arm", [Arm.AS_IS, Arm.AMP])
-def test_an_install_that_fails_leaves_nothing_behind(arm: Arm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", [Precision.AS_IS, Precision.AMP])
+def test_an_install_that_fails_leaves_nothing_behind(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The patches and hooks are put in place one by one: each of them fails once."""
-    options = Options(path=tmp_path / "run.ampmem", script="train.py", device=Device.CPU, arm=arm)
+    options = Options(path=tmp_path / "run.ampmem", script="train.py", device=Device.CPU, precision=precision)
     enter, before = patching._enter, patching.in_place()
     running = session.Session(options)
     running.start()

@@ -27,7 +27,7 @@ from ampmem.recorder.process import active
 from ampmem.recorder.session import Session
 from ampmem.recording import RecordingWriter
 from ampmem.signals import SIGNALS
-from ampmem.vocabulary import Arm, Device
+from ampmem.vocabulary import Device, Precision
 
 STARTS, STOPS, DROPPED = "source starts", "source stops", "source dropped"
 WRITTEN, CLOSED, RELEASED, SIGNALS_FREE = "written", "file closed", "session released", "signals free"
@@ -116,12 +116,12 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize(("arm", "skip"), [(Arm.AS_IS, 0), (Arm.AMP, 1)])
+@pytest.mark.parametrize(("precision", "skip"), [(Precision.AS_IS, 0), (Precision.AMP, 1)])
 def test_at_the_end_the_source_stops_first_and_the_last_hook_goes_first(
-    diary: Diary, tmp_path: Path, arm: Arm, skip: int
+    diary: Diary, tmp_path: Path, precision: Precision, skip: int
 ) -> None:
     model, optimizer = make()
-    session = session_of(diary, tmp_path / "run.ampmem", arm=arm, skip=skip)
+    session = session_of(diary, tmp_path / "run.ampmem", precision=precision, skip=skip)
     session.start()
     for _ in range(skip + 2):
         step(model, optimizer)

@@ -252,16 +252,16 @@ def test_a_gpu_s_name_alone_simulates_it_where_torch_sees_none(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_compare_runs_all_arms_on_the_simulated_device(tmp_path: Path) -> None:
+def test_compare_runs_all_precisions_on_the_simulated_device(tmp_path: Path) -> None:
     options = ("--device", "sim", "--gpu", "a100-40", "--steps", "1")
     done = ampmem(tmp_path, "compare", *options, "-m", "ampmem.workloads.reuse", "--device", "cuda")
     assert done.returncode == 0, done.stderr
     assert "NVIDIA A100-SXM4-40GB" in done.stdout
     copies = {}
-    for arm in ("fp32", "amp", "amp-nocache"):
-        found = read(tmp_path / f"reuse.{arm}.ampmem")
-        assert found.arm.name == arm and found.plain_step_ns == ()
-        copies[arm] = sum("_to_copy" in found.texts[op] for op in found.events.op.tolist())
+    for precision in ("fp32", "amp", "amp-nocache"):
+        found = read(tmp_path / f"reuse.{precision}.ampmem")
+        assert found.precision.name == precision and found.plain_step_ns == ()
+        copies[precision] = sum("_to_copy" in found.texts[op] for op in found.events.op.tolist())
     assert copies["fp32"] < copies["amp"] < copies["amp-nocache"]
 
 

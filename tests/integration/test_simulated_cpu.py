@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import arms
 import measure
+import precisions
 import pytest
 from commands import python
 from simulated_runs import STEPS
@@ -69,7 +69,7 @@ def differ_by(ops: set[str], real: Recording, fake: Recording) -> bool:
 
 def test_gpt_allocates_what_it_allocates_on_the_cpu(tmp_path: Path) -> None:
     """The same sizes in the same order, but for the scratch of the CPU's own kernels; and so the same peak."""
-    analysis, _ = arms.workload("gpt", "fp32", steps=STEPS)
+    analysis, _ = precisions.workload("gpt", "fp32", steps=STEPS)
     real, fake = analysis.recording, simulated(tmp_path, "gpt")
     assert differ_by(SCRATCH, real, fake)
     assert not any(differ_by(SCRATCH - {op}, real, fake) for op in SCRATCH)
@@ -84,7 +84,7 @@ def test_convolutions_differ_by_what_the_cpus_library_keeps(tmp_path: Path) -> N
 
     Which ops do so, and how much they take, is chosen after the CPU.
     """
-    analysis, _ = arms.workload("resnet", "fp32", steps=STEPS)
+    analysis, _ = precisions.workload("resnet", "fp32", steps=STEPS)
     real, fake = analysis.recording, simulated(tmp_path, "resnet")
     assert differ_by(CONVOLUTIONS, real, fake)
     assert int(fake.events.allocated.max()) <= int(real.events.allocated.max())

@@ -7,9 +7,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import arms
 import measure
 import numpy as np
+import precisions
 import pytest
 from commands import python
 from simulated_runs import STEPS
@@ -64,7 +64,7 @@ def ops(found: Recording) -> set[str]:
 def test_static_memory_is_what_the_cpu_profiler_measures(case: str) -> None:
     name, precision, _ = case.split(":")
     simulated = analyse(recording(case))
-    real, _ = arms.workload(name, precision, steps=STEPS)
+    real, _ = precisions.workload(name, precision, steps=STEPS)
     assert len(simulated.marks) == STEPS
     for step in range(STEPS):
         for mark in STEP_MARKS:
@@ -140,7 +140,7 @@ def test_a_scaler_lets_the_optimizer_step(case: str) -> None:
     found = recording(case)
     assert [step.skipped_update for step in found.steps] == [False] * STEPS
     assert [step.loss_scale for step in found.steps] == [65536.0] * STEPS
-    assert found.arm.scaler
+    assert found.precision.scaler
     plain = analyse(recording(case.replace("fp16", "bf16")))
     states = [
         at(each, step, "after_optimizer")["optimizer_state"] for each in (analyse(found), plain) for step in (0, 1)

@@ -1,4 +1,4 @@
-"""Arms that are forced on a script: its autocast regions, its GradScalers, and a region where it has none."""
+"""Precisions that are forced on a script: its autocast regions, its GradScalers, and a region where it has none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ampmem.vocabulary import AutocastDtype
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = {BF16: AutocastDtype.BF16, FP16: AutocastDtype.FP16}
-ARMS = ("fp32", "amp", "amp-nocache")
+PRECISIONS = ("fp32", "amp", "amp-nocache")
 Region = Callable[..., Any]
 State = tuple[bool, torch.dtype, bool]
 
@@ -53,9 +53,11 @@ def all_is_as_it_was() -> Iterator[None]:
 
 
 @contextmanager
-def steered(arm: str, dtype: torch.dtype | None = None, device: str = "cpu") -> Iterator[tuple[Steering, list[str]]]:
+def steered(
+    precision: str, dtype: torch.dtype | None = None, device: str = "cpu"
+) -> Iterator[tuple[Steering, list[str]]]:
     notes: list[str] = []
-    steering = Steering(arm, NAMES.get(dtype), device, notes.append)
+    steering = Steering(precision, NAMES.get(dtype), device, notes.append)
     undo = steering.install()
     try:
         yield steering, notes
@@ -91,13 +93,13 @@ SAID: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("decorator", [False, True])
 @pytest.mark.parametrize("dtype", [None, BF16, FP16])
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("said", SAID, ids=str)
 @pytest.mark.parametrize(("device", "spelling"), SPELLINGS)
-def test_every_spelling_is_entered_in_the_arm(
-    device: str, spelling: Region, said: dict[str, Any], arm: str, dtype: torch.dtype | None, decorator: bool
+def test_every_spelling_is_entered_in_the_precision(
+    device: str, spelling: Region, said: dict[str, Any], precision: str, dtype: torch.dtype | None, decorator: bool
 ) -> None:
-    with steered(arm, dtype, device) as (steering, notes):
+    with steered(precision, dtype, device) as (steering, notes):
         region = spelling(**said)
         kept = dict(vars(region))
         outside = state(device)
@@ -111,39 +113,39 @@ def test_every_spelling_is_entered_in_the_arm(
         assert {name: vars(region)[name] for name in kept} == kept
         assert not steering.wrapped
         assert not notes
-    if arm == "fp32":
+    if precision == "fp32":
         assert inside[0] is False
         return
     default = BF16 if device == "cpu" else FP16
     own = said.get("dtype", default)
-    assert inside == (True, dtype or (default if own is FP32 else own), arm == "amp")
+    assert inside == (True, dtype or (default if own is FP32 else own), precision == "amp")
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_what_is_disabled_inside_stays_disabled(arm: str) -> None:
-    with steered(arm):
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_is_disabled_inside_stays_disabled(precision: str) -> None:
+    with steered(precision):
         with torch.autocast("cpu", enabled=False):
             with torch.autocast("cpu", enabled=False):
                 assert state()[0] is False
                 with torch.cpu.amp.autocast(enabled=False):
                     assert state()[0] is False
                 with torch.autocast("cpu"):
-                    assert state()[0] is (arm != "fp32")
-            assert state()[0] is (arm != "fp32")
+                    assert state()[0] is (precision != "fp32")
+            assert state()[0] is (precision != "fp32")
         with ExitStack() as stack:
             stack.enter_context(torch.autocast("cpu", enabled=False))
-            assert state()[0] is (arm != "fp32")
+            assert state()[0] is (precision != "fp32")
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_regions_of_another_device_type(arm: str) -> None:
-    with steered(arm, BF16, "cuda"):
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_regions_of_another_device_type(precision: str) -> None:
+    with steered(precision, BF16, "cuda"):
         with torch.autocast("cpu", enabled=False):
             assert state("cpu")[0] is False
             with torch.autocast("cuda", enabled=False):
-                assert state("cuda")[0] is (arm != "fp32")
+                assert state("cuda")[0] is (precision != "fp32")
         with torch.autocast("cpu", dtype=FP16, cache_enabled=False):
-            assert state("cpu") == (arm != "fp32", FP16, False)
+            assert state("cpu") == (precision != "fp32", FP16, False)
 
 
 def test_each_thread_has_its_own_nesting() -> None:
@@ -186,21 +188,21 @@ def function(seen: list[State], cast_inputs: torch.dtype | None) -> Any:
 
 @pytest.mark.parametrize("cast_inputs", [None, FP16])
 @pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize("arm", ARMS)
-def test_custom_functions(arm: str, enabled: bool, cast_inputs: torch.dtype | None) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_custom_functions(precision: str, enabled: bool, cast_inputs: torch.dtype | None) -> None:
     seen: list[Any] = []
     x = torch.ones(4, requires_grad=True)
-    with steered(arm, FP16):
+    with steered(precision, FP16):
         with torch.autocast("cpu", enabled=enabled):
             y = function(seen, cast_inputs).apply(x)
         y.float().sum().backward()
-    amp = arm != "fp32"
+    amp = precision != "fp32"
     casts = amp and cast_inputs is not None
     assert x.grad is not None and x.grad.tolist() == [2.0] * 4
     assert seen[0][0] is (amp and not casts)
     assert seen[0][2] is (FP16 if casts else FP32)
     assert seen[1][0] is (amp and not casts)
-    assert seen[1][2] is (arm != "amp-nocache")
+    assert seen[1][2] is (precision != "amp-nocache")
     if amp:
         assert seen[0][1] is seen[1][1] is FP16
 
@@ -221,8 +223,8 @@ def test_a_region_in_backward_is_left_as_it_is() -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("where", ["outside", "inside", "deep inside", "nowhere"])
-@pytest.mark.parametrize("arm", ARMS)
-def test_recomputation_runs_as_the_forward_did(arm: str, where: str, reentrant: bool) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_recomputation_runs_as_the_forward_did(precision: str, where: str, reentrant: bool) -> None:
     layer, seen, no = nn.Linear(4, 4), [], False
 
     def plain(x: Tensor) -> Tensor:
@@ -234,13 +236,13 @@ def test_recomputation_runs_as_the_forward_did(arm: str, where: str, reentrant: 
             return plain(x)
 
     run = {"inside": inside, "deep inside": lambda x: inside(x)}.get(where, plain)
-    with steered(arm) as (steering, _):
+    with steered(precision) as (steering, _):
         with torch.autocast("cpu", enabled=no) if where == "outside" else nullcontext():
             y = checkpoint(run, X.clone().requires_grad_(), use_reentrant=reentrant)
         y.float().sum().backward()
-        assert steering.wrapped is (arm != "fp32" and where in ("deep inside", "nowhere"))
+        assert steering.wrapped is (precision != "fp32" and where in ("deep inside", "nowhere"))
     # A switch out of sight is taken for an island of FP32: what matters is that both runs are alike.
-    assert seen == [FP32 if arm == "fp32" or where == "deep inside" else BF16] * 2
+    assert seen == [FP32 if precision == "fp32" or where == "deep inside" else BF16] * 2
     assert layer.weight.grad is not None
 
 
@@ -263,14 +265,14 @@ def update(scaler: GradScaler, layer: nn.Module) -> Tensor:
 )
 @pytest.mark.parametrize("said", [True, False])
 @pytest.mark.parametrize("dtype", [None, BF16, FP16])
-@pytest.mark.parametrize("arm", ARMS)
-def test_scalers(arm: str, dtype: torch.dtype | None, said: bool, spelling: Region) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_scalers(precision: str, dtype: torch.dtype | None, said: bool, spelling: Region) -> None:
     layer = nn.Linear(4, 4)
     before = layer.weight.detach().clone()
-    with steered(arm, dtype):
+    with steered(precision, dtype):
         scaler = spelling(enabled=said, init_scale=8.0)
         scaled = update(scaler, layer)
-    enabled = arm != "fp32" and (said or dtype is FP16)
+    enabled = precision != "fp32" and (said or dtype is FP16)
     assert scaler.is_enabled() is enabled
     assert scaled.item() == (8.0 if enabled else 1.0)
     assert bool(scaler.state_dict()) is enabled
@@ -304,14 +306,14 @@ def test_a_scaler_that_cannot_work_stays_as_the_script_wants_it() -> None:
 
 
 @pytest.mark.parametrize("end", ["backward", "grad", "step", "leave", "undo"])
-@pytest.mark.parametrize("arm", ["amp", "amp-nocache"])
-def test_forward_and_loss_run_under_ours(arm: str, end: str) -> None:
+@pytest.mark.parametrize("precision", ["amp", "amp-nocache"])
+def test_forward_and_loss_run_under_ours(precision: str, end: str) -> None:
     net, seen = model(), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with steered(arm) as (steering, notes):
+    with steered(precision) as (steering, notes):
         y = net(X)
         assert y.dtype is BF16
-        assert state() == (True, BF16, arm == "amp")
+        assert state() == (True, BF16, precision == "amp")
         assert (y @ y.T).dtype is BF16
         loss = y.float().sum()
         assert steering.wrapped and not notes
@@ -596,27 +598,27 @@ def test_a_gradient_inside_a_forward_does_no_harm() -> None:
 # -- torch.compile --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", ["around", "with", "decorated", "none", "island"])
-def test_compiled_code_runs_in_the_arm(kind: str, arm: str) -> None:
+def test_compiled_code_runs_in_the_precision(kind: str, precision: str) -> None:
     torch.compiler.reset()
     net = {"with": Within, "decorated": Decorated, "island": lambda: Island(island)}.get(kind, model)()
     if kind == "with":
         net.forward = InAFunction.forward.__get__(net)  # a graph without the assertion
     around = torch.autocast("cpu", enabled=False)
-    with steered(arm) as (steering, _):
+    with steered(precision) as (steering, _):
         compiled = torch.compile(net, backend="eager", fullgraph=True)
         for _ in range(2):
             with around if kind == "around" else nullcontext():
                 y = compiled(X)
-            assert y.dtype is (FP32 if arm == "fp32" or kind == "island" else BF16)
+            assert y.dtype is (FP32 if precision == "fp32" or kind == "island" else BF16)
             y.float().sum().backward()
             assert state()[0] is False
-    assert steering.wrapped is (arm != "fp32" and kind in ("none", "island"))
+    assert steering.wrapped is (precision != "fp32" and kind in ("none", "island"))
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_a_graph_break_inside_a_region(arm: str) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_graph_break_inside_a_region(precision: str) -> None:
     torch.compiler.reset()
     net, said = model(), False
 
@@ -627,6 +629,6 @@ def test_a_graph_break_inside_a_region(arm: str) -> None:
             torch._dynamo.graph_break()
             return net(x)
 
-    with steered(arm):
-        assert run(X).dtype is (FP32 if arm == "fp32" else BF16)
+    with steered(precision):
+        assert run(X).dtype is (FP32 if precision == "fp32" else BF16)
         assert state()[0] is False

@@ -6,8 +6,8 @@ from typing import Any
 import measure
 import pytest
 import torch
-from arms import ARMS, all_judged, judged, part, record, terms, workload
 from measure import WORKLOADS
+from precisions import PRECISIONS, all_judged, judged, part, record, terms, workload
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
@@ -44,15 +44,15 @@ def elements(models: Iterable[nn.Module], *kinds: type[nn.Module]) -> int:
     return sum({id(p): p.numel() for module in modules for p in module.parameters(recurse=False)}.values())
 
 
-# -- the workloads, in every arm --------------------------------------------------------------
+# -- the workloads, in every forced --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_sixteen_bytes_per_parameter_after_backward_and_the_copies_of_forward(arm: str) -> None:
-    """Four layers of 1024 x 1024 used twice, for-loop Adam: the same script in three arms."""
-    analysis = analyse(record(lambda: reuse.train(measure.options("fp32", steps=3)), arm))
+@pytest.mark.parametrize("forced", PRECISIONS)
+def test_sixteen_bytes_per_parameter_after_backward_and_the_copies_of_forward(forced: str) -> None:
+    """Four layers of 1024 x 1024 used twice, for-loop Adam: the same script in three precisions."""
+    analysis = analyse(record(lambda: reuse.train(measure.options("fp32", steps=3)), forced))
     count = 4 * 1024 * 1024
-    cached = {"fp32": 0, "amp": 8 * MIB, "amp-nocache": 14 * MIB}[arm]
+    cached = {"fp32": 0, "amp": 8 * MIB, "amp-nocache": 14 * MIB}[forced]
     for verdict in all_judged(analysis)[1:]:
         total = part(verdict, "after_backward", "total")
         assert total.model_bytes == 16 * count
@@ -60,28 +60,28 @@ def test_sixteen_bytes_per_parameter_after_backward_and_the_copies_of_forward(ar
         assert {term.why: (term.bytes, term.tensors) for term in total.terms} == {COUNTERS: (16, 4)}
         assert (verdict.recipe.bytes_per_param, verdict.recipe.precision) == (
             16,
-            "fp32" if arm == "fp32" else "autocast",
+            "fp32" if forced == "fp32" else "autocast",
         )
-        assert verdict.recipe.peak_bytes_per_param == (16 if arm == "fp32" else 18)
+        assert verdict.recipe.peak_bytes_per_param == (16 if forced == "fp32" else 18)
         forward = part(verdict, "after_forward", "cast_copies")
-        assert forward.model_bytes == (0 if arm == "fp32" else 8 * MIB)
+        assert forward.model_bytes == (0 if forced == "fp32" else 8 * MIB)
         assert forward.measured_bytes == cached
         # The batch needs no gradient, so nobody saves the first layer's first copy.
         assert {term.why: (term.bytes, term.tensors) for term in forward.terms} == (
-            {AGAIN: (6 * MIB, 3)} if arm == "amp-nocache" else {}
+            {AGAIN: (6 * MIB, 3)} if forced == "amp-nocache" else {}
         )
         for mark in ("after_backward", "after_optimizer"):
             assert part(verdict, mark, "cast_copies").measured_bytes == 0
 
 
-CASES = [(name, "fp32", arm) for name in WORKLOADS for arm in ARMS] + [
-    (name, precision, "as-is") for name in WORKLOADS for precision in ARMS
+CASES = [(name, "fp32", forced) for name in WORKLOADS for forced in PRECISIONS] + [
+    (name, precision, "as-is") for name in WORKLOADS for precision in PRECISIONS
 ]
 
 
-@pytest.mark.parametrize(("name", "precision", "arm"), CASES)
-def test_every_step_of_every_workload_holds(name: str, precision: str, arm: str) -> None:
-    analysis, run = workload(name, precision, arm)
+@pytest.mark.parametrize(("name", "precision", "forced"), CASES)
+def test_every_step_of_every_workload_holds(name: str, precision: str, forced: str) -> None:
+    analysis, run = workload(name, precision, forced)
     count = elements(run.models)
     state, updates = measure.state(*run.optimizers), len(run.optimizers)
     tensors = sum(1 for model in run.models for _ in model.parameters())
@@ -103,10 +103,10 @@ def test_every_step_of_every_workload_holds(name: str, precision: str, arm: str)
             assert LATER in terms(verdict, "after_forward", "gradients") or name == "accumulate"
 
 
-@pytest.mark.parametrize(("name", "precision", "arm"), CASES)
-def test_what_is_not_cast_is_named_with_its_bytes(name: str, precision: str, arm: str) -> None:
-    analysis, run = workload(name, precision, arm)
-    mode = precision if arm == "as-is" else arm
+@pytest.mark.parametrize(("name", "precision", "forced"), CASES)
+def test_what_is_not_cast_is_named_with_its_bytes(name: str, precision: str, forced: str) -> None:
+    analysis, run = workload(name, precision, forced)
+    mode = precision if forced == "as-is" else forced
     found = terms(all_judged(analysis)[-1], "after_forward", "cast_copies")
     if mode == "fp32":
         assert found == {}
@@ -135,9 +135,9 @@ def saved_weights(models: Iterable[nn.Module]) -> list[nn.Parameter]:
     return [module.weight for model in models for module in model.modules() if isinstance(module, kinds)]
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_gradients_that_zero_grad_freed_are_named(arm: str) -> None:
-    analysis, run = workload("gpt", "fp32", arm)
+@pytest.mark.parametrize("forced", PRECISIONS)
+def test_gradients_that_zero_grad_freed_are_named(forced: str) -> None:
+    analysis, run = workload("gpt", "fp32", forced)
     verdict = all_judged(analysis)[-1]
     count = elements(run.models)
     assert part(verdict, "after_forward", "gradients").measured_bytes == 0
@@ -145,10 +145,10 @@ def test_gradients_that_zero_grad_freed_are_named(arm: str) -> None:
     assert terms(verdict, "after_optimizer", "gradients") == {}
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_the_generators_step_of_a_gan(arm: str) -> None:
+@pytest.mark.parametrize("forced", PRECISIONS)
+def test_the_generators_step_of_a_gan(forced: str) -> None:
     """At the last backward of a step the generator's gradients are gone, and the discriminator's are there."""
-    analysis, run = workload("gan", "fp32", arm)
+    analysis, run = workload("gan", "fp32", forced)
     generator = elements(run.models[:1])
     first, last = all_judged(analysis)
     assert terms(last, "after_forward", "gradients") == {ZEROED: -4 * generator}
@@ -161,14 +161,14 @@ def test_the_generators_step_of_a_gan(arm: str) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("arm", ["as-is", *ARMS])
-def test_a_skipped_first_update_leaves_out_eight_bytes_per_parameter(arm: str, steps: int) -> None:
-    if arm == "fp32":  # no scaler scales there, so none skips
-        analysis, run = workload("accumulate", "fp32", arm, steps=3)
+@pytest.mark.parametrize("forced", ["as-is", *PRECISIONS])
+def test_a_skipped_first_update_leaves_out_eight_bytes_per_parameter(forced: str, steps: int) -> None:
+    if forced == "fp32":  # no scaler scales there, so none skips
+        analysis, run = workload("accumulate", "fp32", forced, steps=3)
         assert [step.skipped_update for step in analysis.recording.steps] == [False] * 3
         all_judged(analysis)
         return
-    analysis, run = workload("accumulate", "fp32", arm, scaler="on", skip_first=True, steps=steps)
+    analysis, run = workload("accumulate", "fp32", forced, scaler="on", skip_first=True, steps=steps)
     count, tensors = elements(run.models), len(list(run.models[0].parameters()))
     verdicts = all_judged(analysis)
     assert [step.skipped_update for step in analysis.recording.steps] == [True, False, False][:steps]
@@ -225,7 +225,7 @@ Make = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 def trained(
-    model: nn.Module, make: Make = AdamW, inputs: Tensor = TOKENS, steps: int = 2, arm: str = "as-is"
+    model: nn.Module, make: Make = AdamW, inputs: Tensor = TOKENS, steps: int = 2, forced: str = "as-is"
 ) -> tuple[Analysis, list[int], Optimizer]:
     """The analysis of a short training, the gradients' bytes after each backward, and the optimizer."""
     gradients: list[int] = []
@@ -240,7 +240,7 @@ def trained(
             gradients.append(measure.gradients(model))
             optimizer.step()
 
-    analysis = analyse(record(run, arm))
+    analysis = analyse(record(run, forced))
     for verdict, found in zip(all_judged(analysis), gradients, strict=True):
         assert part(verdict, "after_backward", "gradients").measured_bytes == found
         assert part(verdict, "after_optimizer", "optimizer_state").measured_bytes == measure.state(optimizers[0])
@@ -248,11 +248,11 @@ def trained(
     return analysis, gradients, optimizers[0]
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("forced", PRECISIONS)
 @pytest.mark.parametrize("kind", [Decorated, Outside])
-def test_decorated_forwards_and_islands_of_float32(kind: type[Net], arm: str) -> None:
+def test_decorated_forwards_and_islands_of_float32(kind: type[Net], forced: str) -> None:
     model = kind()
-    analysis, _, _ = trained(model, arm=arm)
+    analysis, _, _ = trained(model, precision=forced)
     found = terms(judged(analysis), "after_forward", "cast_copies")
     expected = {
         NO_NORMS: -2 * 2 * 64,
@@ -260,8 +260,8 @@ def test_decorated_forwards_and_islands_of_float32(kind: type[Net], arm: str) ->
         "other parameters that were not cast": -2 * (64 * 64 + 64),
         FREED: -2 * 64,
     }
-    assert found == ({} if arm == "fp32" else expected)
-    assert analysis.recording.arm.wrapped == (kind is Outside and arm != "fp32")
+    assert found == ({} if forced == "fp32" else expected)
+    assert analysis.recording.precision.wrapped == (kind is Outside and forced != "fp32")
 
 
 # -- other optimizers -------------------------------------------------------------------------
@@ -496,13 +496,13 @@ def test_eight_bit_adam() -> None:
 # -- other models -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_frozen_layers(arm: str) -> None:
+@pytest.mark.parametrize("forced", PRECISIONS)
+def test_frozen_layers(forced: str) -> None:
     model = Net()
     model.tokens.requires_grad_(False)
     model.up.requires_grad_(False)
     frozen = elements([model.tokens, model.up])
-    analysis, _, _ = trained(model, arm=arm)
+    analysis, _, _ = trained(model, precision=forced)
     verdict = judged(analysis)
     assert terms(verdict, "after_backward", "gradients") == {FROZEN: -4 * frozen}
     assert terms(verdict, "after_optimizer", "optimizer_state")[FROZEN] == -8 * frozen
@@ -528,9 +528,9 @@ def test_parameters_that_no_optimizer_has_and_parameters_that_no_step_uses() -> 
     assert terms(all_judged(analysis)[0], "after_backward", "optimizer_state")[NO_OPTIMIZER] == -8 * 30 * 32
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("forced", PRECISIONS)
 @pytest.mark.parametrize("same", [True, False])
-def test_tied_weights(arm: str, same: bool) -> None:
+def test_tied_weights(forced: str, same: bool) -> None:
     """One Parameter under two names; or two Parameters over one storage, each with a gradient of its own."""
 
     class Tied(nn.Module):
@@ -545,7 +545,7 @@ def test_tied_weights(arm: str, same: bool) -> None:
             return self.head(self.tokens(x))
 
     model, count = Tied(), 50 * 16
-    analysis, _, _ = trained(model, arm=arm)
+    analysis, _, _ = trained(model, precision=forced)
     verdict = judged(analysis)
     assert part(verdict, "after_backward", "parameters").model_bytes == 4 * count
     assert terms(verdict, "after_backward", "gradients") == ({} if same else {TIED: 4 * count})
@@ -553,12 +553,12 @@ def test_tied_weights(arm: str, same: bool) -> None:
     tied = {} if same else {TIED: 8 * count}
     assert terms(verdict, "after_optimizer", "optimizer_state") == {COUNTERS: counters} | tied
     copies = part(verdict, "after_forward", "cast_copies")
-    assert copies.measured_bytes == (0 if arm == "fp32" else 2 * count)
+    assert copies.measured_bytes == (0 if forced == "fp32" else 2 * count)
     assert copies.terms == ()
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_parameters_that_are_views_of_one_flat_buffer(arm: str) -> None:
+@pytest.mark.parametrize("forced", PRECISIONS)
+def test_parameters_that_are_views_of_one_flat_buffer(forced: str) -> None:
     model, spare = Net(), 100
 
     def flatten() -> None:
@@ -572,13 +572,13 @@ def test_parameters_that_are_views_of_one_flat_buffer(arm: str) -> None:
             start += p.numel()
 
     flatten()
-    analysis, _, _ = trained(model, arm=arm)
+    analysis, _, _ = trained(model, precision=forced)
     verdict = judged(analysis)
     around = {"memory around parameters that are views of a larger buffer": 4 * spare}
     assert terms(verdict, "after_backward", "parameters") == around
     facts, texts = analysis.recording.facts, analysis.recording.texts
     cast = {texts[name] for name in facts.name[facts.fact == Fact.CAST_COPY]}
-    assert cast == (set() if arm == "fp32" else {"up.weight", "up.bias", "down.weight"})
+    assert cast == (set() if forced == "fp32" else {"up.weight", "up.bias", "down.weight"})
 
 
 # -- half precision ---------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import numpy as np
 from ampmem.events import (
     UNKNOWN,
     Action,
-    ArmRecord,
     Columns,
     EventColumns,
     Fact,
@@ -20,6 +19,7 @@ from ampmem.events import (
     Phase,
     PhaseColumns,
     PlaceRecord,
+    PrecisionRecord,
     Recording,
     RunRecord,
     SegmentAction,
@@ -43,8 +43,8 @@ RUN = RunRecord(
     script="train.py",
     arguments=("--epochs", "1"),
 )
-FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
-ARM = ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
+FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
+AMP = PrecisionRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
 
 
 class Story:
@@ -187,11 +187,13 @@ class Story:
             ParameterRecord(name=name, elements=elements, bytes=4 * elements, dtype="float32", trainable=trainable)
         )
 
-    def recording(self, *, run: RunRecord = RUN, arm: ArmRecord = ARM, notes: Sequence[str] = ()) -> Recording:
+    def recording(
+        self, *, run: RunRecord = RUN, precision: PrecisionRecord = AMP, notes: Sequence[str] = ()
+    ) -> Recording:
         """All that happened."""
         return Recording(
             run=run,
-            arm=arm,
+            precision=precision,
             texts=tuple(self._texts),
             events=_columns(EventColumns, self._events),
             facts=_columns(FactColumns, self._facts),
@@ -222,8 +224,8 @@ def _columns(kind: type[_ColumnsT], rows: Sequence[tuple[int, ...]]) -> _Columns
     return kind(**{name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(kind.names())})
 
 
-def arm_run(
-    arm: ArmRecord = FP32,
+def precision_run(
+    precision: PrecisionRecord = FP32,
     *,
     activations: int = 800,
     copies: int = 0,
@@ -251,7 +253,7 @@ def arm_run(
         story.end(loss=loss, skipped=step in skipped)
         story.enter(Phase.BETWEEN)
         story.free(0x4000)
-    recording = story.recording(run=replace(RUN, script=script), arm=arm, notes=notes)
+    recording = story.recording(run=replace(RUN, script=script), precision=precision, notes=notes)
     return replace(recording, plain_step_ns=plain)
 
 
@@ -341,7 +343,7 @@ def as_batches(recording: Recording, parts: int = 1) -> list[Batch]:
 def described(recording: Recording) -> Description:
     """What ``recording`` has of the run as a whole."""
     return Description(
-        arm=recording.arm,
+        precision=recording.precision,
         parameters=recording.parameters,
         optimizers=recording.optimizers,
         notes=recording.notes,

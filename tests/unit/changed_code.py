@@ -50,7 +50,7 @@ def run_of(code: Code) -> Recording:
         story.enter(Phase.BACKWARD)
         story.free(*(0x2000 + i for i in range(len(code.sizes))), 0x9000)
         story.end(Phase.OPTIMIZER)
-    return story.recording(arm=FP32, run=RUN)
+    return story.recording(precision=FP32, run=RUN)
 
 
 def changed(before: Code, after: Code, category: Category | None = None) -> Difference:

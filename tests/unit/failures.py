@@ -7,13 +7,13 @@ from build import RUN, Story
 
 from ampmem.allocator.blocks import SnapshotBlock, SnapshotSegment
 from ampmem.allocator.oom import pack_segments
-from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
+from ampmem.events import Fact, OomRecord, Phase, PrecisionRecord, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.vocabulary import SourceKind
 
 OUT_OF_MEMORY = FailureRecord(kind=FailureKind.RAISED, error="torch.OutOfMemoryError", message="CUDA out of memory")
 GRADIENTS = 40_000
-FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
+FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
 
 def oom_at(time_ns: int, alive: Sequence[int], *, step: int = 0, **changes: object) -> OomRecord:
@@ -46,12 +46,14 @@ def oom_at(time_ns: int, alive: Sequence[int], *, step: int = 0, **changes: obje
     return replace(record, **changes)  # type: ignore[arg-type]
 
 
-def ended(story: Story, when: int, alive: Sequence[int], *, step: int = 0, arm: ArmRecord = FP32) -> Recording:
+def ended(
+    story: Story, when: int, alive: Sequence[int], *, step: int = 0, precision: PrecisionRecord = FP32
+) -> Recording:
     """The story, ended by the failure at ``when``."""
     story.end(loss=None)
     recording = story.recording(
         run=replace(RUN, source=SourceKind.CUDA, device_type="cuda", failure=OUT_OF_MEMORY),
-        arm=arm,
+        precision=precision,
         notes=(OUT_OF_MEMORY.note,),
     )
     last = replace(recording.steps[-1], finished=False)

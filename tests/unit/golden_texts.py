@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from build import ARM, FP32, RUN, Story, arm_run
+from build import AMP, FP32, RUN, Story, precision_run
 from jobs import jobs
 
 from ampmem.analysis.comparison import Entry, compare, entry_of
@@ -87,8 +87,8 @@ def encoder(layers: int = 12) -> Recording:
 def three() -> list[Entry]:
     """FP32, autocast, and a run without its cache that was killed."""
     plain = (30_000_000, 1_000_000, 2_000_000)
-    fp32 = arm_run(FP32, plain=plain)
-    amp = arm_run(ARM, activations=500, copies=200, losses=(2.0, 1.01))
+    fp32 = precision_run(FP32, plain=plain)
+    amp = precision_run(AMP, activations=500, copies=200, losses=(2.0, 1.01))
     killed = Entry(label="amp-nocache", summary=None, failure="killed by SIGKILL")
     return [entry_of(fp32), entry_of(amp), killed]
 

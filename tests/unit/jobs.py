@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from build import ARM, FP32, RUN, Story
+from build import AMP, FP32, RUN, Story
 
 from ampmem.analysis.ranks.jobs import RankRun, rank_run_of
 from ampmem.errors import RecordingError
-from ampmem.events import ArmRecord, Fact, MeshAxis, OptimizerRecord, Phase, Recording
+from ampmem.events import Fact, MeshAxis, OptimizerRecord, Phase, PrecisionRecord, Recording
 
 KIB = 1024
 
@@ -18,7 +18,7 @@ def rank_recording(
     rank: int,
     of: int,
     *,
-    arm: ArmRecord = FP32,
+    precision: PrecisionRecord = FP32,
     weights: int = 256,
     activations: int = 800,
     copies: int = 0,
@@ -50,7 +50,7 @@ def rank_recording(
         story.free(0x4000)
     run = replace(RUN, rank=rank, world_size=of, local_rank=rank, script=script, arguments=arguments, torch=torch)
     optimizers = (OptimizerRecord(class_name="SGD", implementation="foreach"),)
-    return replace(story.recording(run=run, arm=arm), mesh=tuple(mesh), optimizers=optimizers)
+    return replace(story.recording(run=run, precision=precision), mesh=tuple(mesh), optimizers=optimizers)
 
 
 def run_of(recording: Recording, job: str = "train") -> RankRun:
@@ -90,10 +90,10 @@ def with_missing() -> list[RankRun]:
 def precisions() -> list[RankRun]:
     """Two ranks in fp32 and under autocast, of which the second needs more."""
     runs = []
-    for arm, activations, copies in ((FP32, 800, 0), (ARM, 500, 128)):
+    for precision, activations, copies in ((FP32, 800, 0), (AMP, 500, 128)):
         for rank in range(2):
-            one = rank_recording(rank, 2, arm=arm, activations=activations + 100 * rank, copies=copies)
-            runs.append(run_of(one, f"train.{arm.name}"))
+            one = rank_recording(rank, 2, precision=precision, activations=activations + 100 * rank, copies=copies)
+            runs.append(run_of(one, f"train.{precision.name}"))
     return runs
 
 

@@ -87,8 +87,8 @@ def test_a_profile_forces_a_precision_and_seeds_as_the_command_does() -> None:
             types.add(result.dtype)
             result.sum().backward()
             prof.step()
-    arm = prof.recording().arm
-    assert (arm.name, arm.dtype, types, len(drawn)) == ("amp", "bfloat16", {torch.bfloat16}, 1)
+    precision = prof.recording().precision
+    assert (precision.name, precision.dtype, types, len(drawn)) == ("amp", "bfloat16", {torch.bfloat16}, 1)
 
 
 def test_a_profile_is_taken_where_a_recording_is() -> None:

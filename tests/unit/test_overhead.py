@@ -41,7 +41,7 @@ def test_a_ratio_is_the_median_of_the_rounds() -> None:
     assert overhead.table([run()], 1)[-1] == "| gpt | 3 | 10.0 | 4.00 | 4.00 | 4.00 to 5.00 | 1.25 | - |"
 
 
-def test_an_arm_that_took_no_turns_of_a_run_has_a_dash_there() -> None:
+def test_a_precision_that_took_no_turns_of_a_run_has_a_dash_there() -> None:
     lines = overhead.table([run(turns={"MemTracker": [(0.3, 0.3), (0.6, 0.6), (0.3, 0.3)]}), run(steps=20)], 0)
     assert [line.split(" | ")[5] for line in lines if "---" not in line] == ["MemTracker", "10.00", "-"]
 
@@ -78,7 +78,7 @@ def test_the_figures_are_written_into_both_files_and_nothing_else_changes(tmp_pa
 
 
 def test_the_long_step_is_told_apart_from_the_small_models() -> None:
-    long = {arm: [(0.3 * factor, 0.3 * factor)] * 3 for arm, factor in (("plain", 1.0), ("ampmem", 1.05))}
+    long = {precision: [(0.3 * factor, 0.3 * factor)] * 3 for precision, factor in (("plain", 1.0), ("ampmem", 1.05))}
     assert overhead.in_short([run(), run(program=overhead.LONG, turns=long)]) == (
         "Recording costs CPU time: a step of a small model takes 2.0 to 2.0 times its plain time on the CPU; a step of "
         "300 ms 1.05 to 1.05 times; a block of 3 steps, with start and end, 4.0 to 4.0 times"
@@ -101,10 +101,13 @@ def test_the_projects_own_files_have_a_place_for_the_figures(tmp_path: Path) -> 
     assert "| gpt | 3 | 10.0 |" in docs.read_text(encoding="utf-8")
 
 
-def test_each_arm_takes_turns_and_a_turn_has_its_start_and_end() -> None:
+def test_each_precision_takes_turns_and_a_turn_has_its_start_and_end() -> None:
     short, long = overhead_turns.measure("cpu", "mlp", [1, 6], 2)
-    arms = ["plain", PROFILER, STACKS, "MemTracker", "ampmem"]
-    assert (list(short["turns"]), list(long["turns"])) == (arms, [arm for arm in arms if arm != "MemTracker"])
+    precisions = ["plain", PROFILER, STACKS, "MemTracker", "ampmem"]
+    assert (list(short["turns"]), list(long["turns"])) == (
+        precisions,
+        [precision for precision in precisions if precision != "MemTracker"],
+    )
     for each in (short, long):
         measured = Run(**json.loads(json.dumps(each)))
         assert measured.key == f"cpu/mlp/{each['steps']}"
@@ -113,9 +116,9 @@ def test_each_arm_takes_turns_and_a_turn_has_its_start_and_end() -> None:
             assert all(0 < loop <= whole for loop, whole in taken)
 
 
-def test_ampmems_arm_records_every_step_of_the_block() -> None:
+def test_ampmems_precision_records_every_step_of_the_block() -> None:
     training = overhead_turns.Training("mlp", "cpu")
-    profile = overhead_turns.ARMS["ampmem"](training)
+    profile = overhead_turns.PRECISIONS["ampmem"](training)
     with profile:
         training.run(2)
     assert len(profile.recording().steps) == 2

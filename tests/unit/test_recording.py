@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build import ARM, RUN, as_batches, small_run, write
+from build import AMP, RUN, as_batches, small_run, write
 from hostile.handmade import make
 from hostile.seeds import on_cpu
 from hypothesis import given, settings
@@ -24,7 +24,6 @@ from ready_python import ready_python
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
     Action,
-    ArmRecord,
     Columns,
     EventColumns,
     Fact,
@@ -34,6 +33,7 @@ from ampmem.events import (
     ParameterRecord,
     Phase,
     PhaseColumns,
+    PrecisionRecord,
     Recording,
     RunRecord,
     SegmentAction,
@@ -44,7 +44,7 @@ from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import NOT_ENDED, STILL_WRITTEN, shape_text
 from ampmem.recording import Description, RecordingWriter, is_recording, read
 from ampmem.recording.bounds import IMPLEMENTATIONS, integers_of
-from ampmem.vocabulary import Arm, SourceKind
+from ampmem.vocabulary import Precision, SourceKind
 
 EVENT_VIEW = [
     *("id", "time_ns", "step", "phase", "action", "address"),
@@ -114,9 +114,9 @@ RUNS = st.builds(
     failure=st.none() | st.builds(FailureRecord, kind=st.sampled_from(FailureKind), message=TEXT, error=TEXT),
 )
 AXES = st.builds(MeshAxis, name=TEXT, size=st.integers(10, 19), coordinate=st.integers(0, 9))
-ARMS = st.builds(
-    ArmRecord,
-    name=st.sampled_from(Arm),
+PRECISIONS = st.builds(
+    PrecisionRecord,
+    name=st.sampled_from(Precision),
     dtype=st.none() | TEXT,
     cache=st.none() | st.booleans(),
     **dict.fromkeys(("scaler", "forced", "wrapped"), st.booleans()),
@@ -134,7 +134,7 @@ def recordings(draw: st.DrawFn) -> Recording:
     shapes = draw(st.lists(st.lists(within("shape"), max_size=3).map(shape_text), min_size=2, max_size=2))
     return Recording(
         run=draw(RUNS),
-        arm=draw(ARMS),
+        precision=draw(PRECISIONS),
         texts=(*texts, *shapes),
         events=events,
         facts=draw(columns(FactColumns, len(texts))),  # type: ignore[arg-type]
@@ -221,7 +221,9 @@ def test_describing_again_replaces(tmp_path: Path) -> None:
     with closing(RecordingWriter(path, RUN)) as writer:
         for notes in (("first",), ("second", "third")):
             writer.describe(
-                Description(arm=ARM, parameters=recording.parameters, optimizers=recording.optimizers, notes=notes)
+                Description(
+                    precision=AMP, parameters=recording.parameters, optimizers=recording.optimizers, notes=notes
+                )
             )
     again = read(path)
     assert again.notes == ("second", "third")

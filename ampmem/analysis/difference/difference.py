@@ -24,7 +24,7 @@ from ampmem.events import Column
 from ampmem.names import of_all_layers
 from ampmem.output import Shown
 from ampmem.units import format_peak
-from ampmem.vocabulary import Arm, SourceKind
+from ampmem.vocabulary import Precision, SourceKind
 
 # What became of each group of allocations; changes that are alike in every layer are one.
 
@@ -298,8 +298,8 @@ def _circumstances(side: Side) -> dict[ConditionKind, str]:
         ConditionKind.TORCH: summary.torch,
         ConditionKind.AMPMEM: summary.ampmem,
     }
-    if summary.source != SourceKind.SNAPSHOT or summary.arm.name != Arm.AS_IS:
-        found[ConditionKind.PRECISION] = ", ".join(filter(None, (summary.arm.name, summary.arm.dtype)))
+    if summary.source != SourceKind.SNAPSHOT or summary.precision.name != Precision.AS_IS:
+        found[ConditionKind.PRECISION] = ", ".join(filter(None, (summary.precision.name, summary.precision.dtype)))
     if summary.last_step.batch_size is not None:
         found[ConditionKind.BATCH_SIZE] = str(summary.last_step.batch_size)
     if side.arguments is not None:

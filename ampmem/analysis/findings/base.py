@@ -22,7 +22,7 @@ from ampmem.analysis.timeline.timeline import PARTS
 from ampmem.events import NO_STEP, Column, Fact, Phase, Recording, StepRecord
 from ampmem.names import MAPPED
 from ampmem.units import format_bytes
-from ampmem.vocabulary import AUTOCAST_ARMS, LOW_PRECISION, Communication
+from ampmem.vocabulary import AUTOCAST_PRECISIONS, LOW_PRECISION, Communication
 
 Severity: TypeAlias = Literal["info", "advice", "warning"]
 
@@ -138,7 +138,7 @@ class TrainingRun:
     @property
     def autocast(self) -> bool:
         """Whether the run was under autocast."""
-        return self.analysis.recording.arm.name in AUTOCAST_ARMS
+        return self.analysis.recording.precision.name in AUTOCAST_PRECISIONS
 
     @property
     def last_forward(self) -> tuple[StepRecord, int] | None:

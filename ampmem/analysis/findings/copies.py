@@ -113,7 +113,7 @@ def _idle(run: TrainingRun) -> tuple[Column, Column]:
 
 def cache_off_costs(run: TrainingRun) -> Finding | None:
     """The cache is on, and saves copies that autograd would hold without it."""
-    if not run.autocast or not run.recording.arm.cache:
+    if not run.autocast or not run.recording.precision.cache:
         return None
     extra = cost_of_no_cache(run)
     cost = int(extra.sum())
@@ -133,7 +133,7 @@ def cache_off_costs(run: TrainingRun) -> Finding | None:
 
 def cache_on_saves(run: TrainingRun) -> Finding | None:
     """The cache is off, and several copies of one parameter are alive at the end of forward."""
-    if not run.autocast or run.recording.arm.cache is not False:
+    if not run.autocast or run.recording.precision.cache is not False:
         return None
     extra = saved_by_cache(run)
     size = int(extra.sum())
@@ -159,7 +159,7 @@ def cache_off_saves(run: TrainingRun) -> Finding | None:
     Copies that autograd saved several times would multiply, which is subtracted.
     """
     ledger = run.analysis.ledger
-    if not run.autocast or not run.recording.arm.cache or len(ledger.bytes) == 0:
+    if not run.autocast or not run.recording.precision.cache or len(ledger.bytes) == 0:
         return None
     series = run.analysis.timeline.series(Category.CAST_COPIES)
     position = int(np.argmax(series))

@@ -32,7 +32,7 @@ def no_autocast_effect(run: TrainingRun) -> Finding | None:
     )
     if parameters and all(record.dtype == "float64" for record in parameters):
         where = "make the model and its inputs float32 (model.float()): autocast does not cast float64"
-    entered = run.recording.arm.dtype is not None
+    entered = run.recording.precision.dtype is not None
     said = "autocast was on, but" if entered else "autocast was requested, but no forward was seen under it:"
     return Finding(
         code="no-autocast-effect",
@@ -47,8 +47,8 @@ def no_autocast_effect(run: TrainingRun) -> Finding | None:
 
 def fp16_without_scaler(run: TrainingRun) -> Finding | None:
     """Autocast casts to float16, but no GradScaler made an update."""
-    arm = run.recording.arm
-    if not run.autocast or arm.dtype != "float16" or arm.scaler:
+    precision = run.recording.precision
+    if not run.autocast or precision.dtype != "float16" or precision.scaler:
         return None
     return Finding(
         code="fp16-without-scaler",
@@ -142,7 +142,7 @@ def fp32_activations(run: TrainingRun) -> Finding | None:
 
     The finding is about the bytes that one change removes.
     """
-    if not run.autocast or run.recording.arm.dtype is None:  # no type: autocast was never seen on
+    if not run.autocast or run.recording.precision.dtype is None:  # no type: autocast was never seen on
         return None
     kept = run.kept_by_autograd(run.peak)
     by_op = _float32_by_op(run, kept)
@@ -294,7 +294,7 @@ def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]],
     text = kind.text
     if _SOFTMAX in kind.words:
         text += _ON_CPU * _is_cpu(run) + _FOUR * any(len(shape) != _DIMENSIONS for shape in shapes)
-    low = f"torch.{run.recording.arm.dtype}"
+    low = f"torch.{run.recording.precision.dtype}"
     grouped = _has_groups(run, shapes)
     helps = [_REPEAT if grouped else _UNMASKED, *([_REDUCED.format(low=low)] if not _is_cpu(run) else ())]
     words = {"because": _GROUPED * grouped, "helps": "; ".join(helps), "maker": _maker(run, op, sizes)}

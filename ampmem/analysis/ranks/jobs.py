@@ -18,9 +18,9 @@ from ampmem.analysis.jsonable import like
 from ampmem.analysis.ranks.ranks import MOST_NAMED
 from ampmem.analysis.summary import Summary
 from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
-from ampmem.events import ArmRecord, Recording, RunRecord
+from ampmem.events import PrecisionRecord, Recording, RunRecord
 from ampmem.recording import claimed_for, rank_file, rank_of, read
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Precision
 
 _OWN = frozenset({"--local-rank", "--local_rank", "--rank", "--node-rank", "--node_rank"})
 """Launchers' options whose values differ between processes."""
@@ -49,8 +49,8 @@ def script_of(run: RunRecord) -> str:
 class RankRun:
     """The recording of ``rank`` of ``world_size``, in a file, summed up.
 
-    ``entry`` is ``None`` if there is nothing to sum up; ``problem`` says why. ``run`` and ``arm`` are ``None`` if the
-    file cannot be read; then only its name tells the rank. ``notes`` are all notes of the recorder. ``ended`` is as
+    ``entry`` is ``None`` if there is nothing to sum up; ``problem`` says why. ``run`` and ``precision`` are ``None`` if
+    the file cannot be read; then only its name tells the rank. ``notes`` are all notes of the recorder. ``ended`` is as
     :attr:`~ampmem.events.Recording.ended`.
     """
 
@@ -58,7 +58,7 @@ class RankRun:
     rank: int
     world_size: int
     run: RunRecord | None = None
-    arm: ArmRecord | None = None
+    precision: PrecisionRecord | None = None
     entry: Entry | None = None
     problem: RecordingError | NothingRecorded | None = None
     notes: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ def rank_run_of(recording: Recording, path: Path) -> RankRun:
 
 # Which recordings are the ranks of one job, or of one job in each precision.
 
-_ORDER = tuple(map(str, Arm))
+_ORDER = tuple(map(str, Precision))
 _BELOW = re.compile(r"^(\.{1,2}/)+")
 """The beginning of a relative path."""
 
@@ -130,10 +130,10 @@ def jobs_of(runs: Sequence[RankRun]) -> tuple[tuple[RankRun, ...], ...]:
         _require_one(what, of, [run for run in runs if run.run is not None])
     jobs: dict[tuple[str, str | None], list[RankRun]] = {}
     for run in runs:
-        if run.arm is not None:
-            jobs.setdefault((run.arm.name, run.arm.dtype), []).append(run)
+        if run.precision is not None:
+            jobs.setdefault((run.precision.name, run.precision.dtype), []).append(run)
     for run in runs:
-        if run.arm is None:
+        if run.precision is None:
             _home(run, list(jobs.values())).append(run)
     for job in jobs.values():
         _require_ranks(job)

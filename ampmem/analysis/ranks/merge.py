@@ -328,7 +328,7 @@ def merge_all(runs: Sequence[RankRun]) -> Jobs:
     step = step_of_precisions([run.summary for job in jobs for run in job])
     merged = tuple(merge(job, beside=ranks_beside(job), step=step) for job in jobs)
     columns = [_worst(job, ranks) for job, ranks in zip(jobs, merged, strict=True)]
-    types = [ranks.job.arm.dtype or "" for ranks in merged]
+    types = [ranks.job.precision.dtype or "" for ranks in merged]
     return Jobs(jobs=merged, comparison=compare(distinct(columns, types), step=step))
 
 

@@ -6,12 +6,12 @@ The dataclasses have the names and the order of the JSON. ``None`` means not mea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
-from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, like, schema_of, text_of
-from ampmem.analysis.summary import ArmSummary, DeviceSummary, Measured, Optimizer, WholePeak
+from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, like, named, schema_of, text_of
+from ampmem.analysis.summary import DeviceSummary, Measured, Optimizer, PrecisionSummary, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName
 from ampmem.events import MeshAxis
@@ -61,7 +61,7 @@ class Job:
     torch: str
     source: SourceKind
     device: DeviceSummary
-    arm: ArmSummary
+    precision: PrecisionSummary = field(metadata=named("arm"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +321,7 @@ class Ranks(Shown):
         words = [
             f"{len(self.ranks)} of {job.world_size} ranks",
             f"{job.source}, {job.device.name}",
-            " ".join(filter(None, (job.arm.name, job.arm.dtype))),
+            " ".join(filter(None, (job.precision.name, job.precision.dtype))),
         ]
         if self.worst is not None:
             words.append(f"worst rank {self.worst.rank} with {format_peak(self.worst.bytes)}")

@@ -171,7 +171,7 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
         have_gradients=_named(history, gradients),
         at_update=with_a_gradient_at_update(history, instant_ns),
         sparse=_named(history, gradients & (facts.time_ns < instant_ns) & indices),
-        autocast=recording.arm.dtype is not None,
+        autocast=recording.precision.dtype is not None,
         updated=not all(ended),
         skipped=any(ended),
         rounding=int((lifetimes.block_bytes - lifetimes.bytes)[static].sum()),

@@ -58,7 +58,7 @@ class OptimizerModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
+class PrecisionModel:
     """The copies of a parameter and its gradient, in bytes per parameter."""
 
     key: str
@@ -78,7 +78,7 @@ class Precision:
 class Recipe:
     """A precision with an optimizer."""
 
-    precision: Precision
+    precision: PrecisionModel
     optimizer: OptimizerModel
 
     @property
@@ -114,10 +114,10 @@ _MEGATRON = (
 )
 _PURE_HALF = "Hugging Face Transformers, pull request 21312: https://github.com/huggingface/transformers/pull/21312"
 
-FP32 = Precision(key="fp32", title="everything in float32", parameters=4.0, gradients=4.0, source=_TRANSFORMERS)
+FP32 = PrecisionModel(key="fp32", title="everything in float32", parameters=4.0, gradients=4.0, source=_TRANSFORMERS)
 """16 bytes per parameter with Adam. Source: Hugging Face Transformers documentation, Anatomy of Model's Memory."""
 
-USUAL_AMP = Precision(
+USUAL_AMP = PrecisionModel(
     key="amp-told",
     title="AMP, as usually told",
     parameters=4.0,
@@ -130,7 +130,7 @@ USUAL_AMP = Precision(
 Source: the storage that Micikevicius et al., Mixed Precision Training, describe in section 3.1.
 """
 
-AUTOCAST = Precision(
+AUTOCAST = PrecisionModel(
     key="autocast",
     title="what torch.autocast does",
     parameters=4.0,
@@ -145,7 +145,7 @@ The gradient of a float32 leaf is float32. The model takes every parameter as ca
 Source: ``cached_cast`` in PyTorch's ``aten/src/ATen/autocast_mode.cpp``, and measurement.
 """
 
-HALF_MASTER = Precision(
+HALF_MASTER = PrecisionModel(
     key="half-master",
     title="half weights and a float32 master",
     parameters=2.0,
@@ -158,7 +158,7 @@ HALF_MASTER = Precision(
 Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, section 3.1.
 """
 
-HALF_MASTER_FP32_GRADIENTS = Precision(
+HALF_MASTER_FP32_GRADIENTS = PrecisionModel(
     key="half-master-fp32-gradients",
     title="half weights, float32 master and gradients",
     parameters=2.0,
@@ -168,7 +168,7 @@ HALF_MASTER_FP32_GRADIENTS = Precision(
 )
 """18 bytes per parameter with Adam. Source: Megatron Core User Guide, Distributed Optimizer."""
 
-HALF_MASTER_FP32_ACCUMULATION = Precision(
+HALF_MASTER_FP32_ACCUMULATION = PrecisionModel(
     key="half-master-fp32-accumulation",
     title="half weights and gradients, float32 master and accumulated gradients",
     parameters=2.0,
@@ -179,7 +179,7 @@ HALF_MASTER_FP32_ACCUMULATION = Precision(
 )
 """20 bytes per parameter with Adam. Source: Smith et al., Megatron-Turing NLG 530B, section on memory efficiency."""
 
-PURE_HALF = Precision(
+PURE_HALF = PrecisionModel(
     key="pure-half",
     title="everything in bfloat16 or float16",
     parameters=2.0,
@@ -189,7 +189,7 @@ PURE_HALF = Precision(
 )
 """8 bytes per parameter with Adam. Source: Hugging Face Transformers, pull request 21312, and PyTorch's Adam."""
 
-PRECISIONS: Mapping[str, Precision] = {
+PRECISIONS: Mapping[str, PrecisionModel] = {
     precision.key: precision
     for precision in (
         FP32,

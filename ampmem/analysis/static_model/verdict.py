@@ -49,7 +49,7 @@ from ampmem.analysis.static_model.recipes import (
     HALF_MASTER_FP32_GRADIENTS,
     PURE_HALF,
     OptimizerModel,
-    Precision,
+    PrecisionModel,
     StateTensor,
     adafactor_state,
     adam8bit_state,
@@ -64,7 +64,7 @@ from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Column, Fact, OptimizerRecord, ParameterRecord, Recording
 from ampmem.names import NOT_KNOWN, StateName, shape_of
 from ampmem.units import format_count
-from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Arm, Mark, SourceKind
+from ampmem.vocabulary import AUTOCAST_PRECISIONS, STEP_MARKS, Mark, Precision, SourceKind
 
 NONE = OptimizerModel(key="none", title="no torch.optim optimizer", states=(), source="this recording")
 """The model if no optimizer was seen: whatever updates the parameters has no known state."""
@@ -343,7 +343,7 @@ def unknown_of(recording: Recording) -> tuple[str, ...]:
         return ()
     names = [optimizer.class_name for optimizer in recording.optimizers]
     unknown = {
-        "precision": recording.arm.name == Arm.AS_IS,
+        "precision": recording.precision.name == Precision.AS_IS,
         "parameters": not recording.parameters,
         "optimizer": not names or NOT_KNOWN in names,
     }
@@ -405,7 +405,7 @@ class StaticVerdict:
 class _Model:
     """The model for a run: a precision, and the model of each optimizer."""
 
-    precision: Precision
+    precision: PrecisionModel
     optimizers: OptimizerModels
     count: int
     """Elements of all parameters, each counted once."""
@@ -475,14 +475,14 @@ def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
     return _Model(precision=precision, optimizers=optimizers, count=sum(count for count, _ in each), state=state)
 
 
-def _precision(history: MemoryHistory, evidence: Collection[Evidence]) -> Precision:
-    """The recipe's precision, from the type of most elements, the arm, and the gradients of master copies."""
+def _precision(history: MemoryHistory, evidence: Collection[Evidence]) -> PrecisionModel:
+    """The recipe's precision, from the type of most elements, the precision, and the gradients of master copies."""
     recording, inference = history.recording, _is_inference(history)
     elements: Counter[int] = Counter()
     for record in history.parameters:
         elements[itemsize(record)] += record.elements
     if max(elements, key=lambda size: elements[size], default=4) != 2:
-        under_autocast = recording.arm.name in AUTOCAST_ARMS
+        under_autocast = recording.precision.name in AUTOCAST_PRECISIONS
         if inference:
             return INFERENCE_AUTOCAST if under_autocast else INFERENCE_FP32
         return AUTOCAST if under_autocast else FP32

@@ -30,7 +30,7 @@ from ampmem.output import Terminal, printable
 from ampmem.recorder.marker import step_on_text
 from ampmem.recorder.script import STDIN, standard_input
 from ampmem.reporters.text.plain_text import shorten
-from ampmem.vocabulary import Arm, Device, Files
+from ampmem.vocabulary import Device, Files, Precision
 
 STEPS = 2
 """The number of steps to record where only the peak matters: the optimizer state is complete after the first."""
@@ -300,23 +300,23 @@ USAGE = 2
 """The exit code for wrong usage of a command line."""
 
 
-def chosen_arms(text: str, script: ScriptOptions) -> tuple[Arm, ...]:
+def chosen_precisions(text: str, script: ScriptOptions) -> tuple[Precision, ...]:
     """The precisions in ``--precision``. Raises :class:`UsageError`, also for a ``--dtype`` that none of them uses."""
     names = tuple(name.strip() for name in text.split(","))
     for i, name in enumerate(names):
-        if name not in tuple(Arm):
-            raise UsageError(f"--precision: unknown precision {name!r}; choose from {', '.join(Arm)}")
+        if name not in tuple(Precision):
+            raise UsageError(f"--precision: unknown precision {name!r}; choose from {', '.join(Precision)}")
         if name in names[:i]:
             raise UsageError(f"--precision: {name} is given twice")
-    arms = tuple(map(Arm, names))
-    check_dtype(script, *arms)
-    return arms
+    precisions = tuple(map(Precision, names))
+    check_dtype(script, *precisions)
+    return precisions
 
 
 def profile_arguments(script: ScriptOptions, *options: str) -> list[str]:
     """The arguments of ``ampmem profile`` that run ``script``; ``options`` are further ones."""
     given = {
-        "--precision": script.arm,
+        "--precision": script.precision,
         "--steps": script.steps,
         "--skip": script.skip,
         "--seed": script.seed,
@@ -327,7 +327,7 @@ def profile_arguments(script: ScriptOptions, *options: str) -> list[str]:
         "--gpu": None if script.gpu is None else script.gpu.name,
         "--world-size": script.world_size,
         "--rank": script.rank,
-        "--dtype": script.dtype if script.arm.autocast else None,
+        "--dtype": script.dtype if script.precision.autocast else None,
     }
     arguments = [*options, *(word for name, value in given.items() if value is not None for word in (name, str(value)))]
     arguments += ["--sync" if script.synchronize else "--no-sync", "--stacks" if script.stacks else "--no-stacks"]

@@ -26,7 +26,7 @@ from ampmem.recorder.options import Asked, asked_in_python
 from ampmem.recording import SUFFIX
 from ampmem.reporters.html.notebook import MOST, Card, Remark, frame, html_of
 from ampmem.units import format_bytes
-from ampmem.vocabulary import FORCED_ARMS, Arm, Device
+from ampmem.vocabulary import FORCED_PRECISIONS, Device, Precision
 
 if TYPE_CHECKING:
     from ampmem.api import Comparison, Profile
@@ -81,7 +81,7 @@ def parse(line: str) -> CellOptions:
     given["cells"] = None if given["cells"] is None else _numbers(given["cells"])
     asked = {name: given.pop(name) for name in ("device", "gpu", "steps", "skip", "step_on", "precision", "force")}
     options = CellOptions(asked=_asked(**asked), **given)
-    if options.compare and options.asked.arm != Arm.AS_IS:
+    if options.compare and options.asked.precision != Precision.AS_IS:
         raise UsageError("%%ampmem: --compare runs every precision; leave --precision out")
     if options.compare and options.last:
         raise UsageError(
@@ -137,18 +137,18 @@ def _parser() -> argparse.ArgumentParser:
         help="how many steps to skip first [default: 0]",
     )
     add("--step-on", metavar="WHAT", help=f"what ends a step: {FORMS} [default: found automatically]")
-    precisions = [arm.value for arm in (*FORCED_ARMS, Arm.AS_IS)]
+    precisions = [precision.value for precision in (*FORCED_PRECISIONS, Precision.AS_IS)]
     add(
         "--precision",
         choices=precisions,
-        default=Arm.AS_IS.value,
+        default=Precision.AS_IS.value,
         help="the precision to force on the cell",
     )
     add(
         "--compare",
         action="store_true",
-        help=f"run the cell in {', '.join(FORCED_ARMS)}, each in a fresh process with the same seed, and compare them "
-        "side by side; the cells that define its names run first",
+        help=f"run the cell in {', '.join(FORCED_PRECISIONS)}, each in a fresh process with the same seed, and compare "
+        "them side by side; the cells that define its names run first",
     )
     add(
         "--cells",
@@ -243,8 +243,8 @@ class RecordedCell:
             said = [f"{count} {which} had finished when it {ended}, and {were} recorded."]
         else:
             said = [f"All {count} {which} {were} recorded."]
-        if options.asked.arm != Arm.AS_IS:
-            said.append(f"ampmem forced the precision {options.asked.arm} on the cell.")
+        if options.asked.precision != Precision.AS_IS:
+            said.append(f"ampmem forced the precision {options.asked.precision} on the cell.")
         if options.asked.device is Device.SIMULATED or options.asked.gpu is not None:
             said.append(
                 "The GPU was simulated: tensors that the cell left on it have no values, and other cells "
@@ -298,7 +298,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
             ) from error
         prefix = str(options.output or Path(folder) / "cell").removesuffix(SUFFIX)
         text = _run(options, script, prefix, Path(folder), name)
-        paths = [path for arm in FORCED_ARMS if (path := Path(f"{prefix}.{arm}{SUFFIX}")).exists()]
+        paths = [path for precision in FORCED_PRECISIONS if (path := Path(f"{prefix}.{precision}{SUFFIX}")).exists()]
         if not paths:
             raise UsageError(f"%%ampmem --compare: no precision left a recording\n{_once(text)}")
         _check_steps(reached, options.asked.skip, chosen)
@@ -306,7 +306,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
         said = _said(chosen, untold(code, notebook.before, chosen), name, paths if options.output is not None else [])
         shown = framed_bundle(said, paths, comparison._repr_mimebundle_())
         display(shown)
-        if len(paths) < len(FORCED_ARMS):
+        if len(paths) < len(FORCED_PRECISIONS):
             print(text, file=sys.stderr)
         if options.html is not None:
             from ampmem.reporters.html import write
@@ -353,7 +353,7 @@ def _once(text: str) -> str:
         found = re.match(r"\d+ of \d+: ([\w-]+): (.*?)(?:, about \d+ (?:s|min) left)?$(.*)", said, _LINES)
         if found is not None:
             failures.setdefault(found[2] + found[3].rstrip(), []).append(found[1])
-    return "\n".join(f"{_listed(arms)}: {failure}" for failure, arms in failures.items()) or text
+    return "\n".join(f"{_listed(precisions)}: {failure}" for failure, precisions in failures.items()) or text
 
 
 def _run(options: CellOptions, script: str, prefix: str, folder: Path, name: str) -> str:

@@ -249,7 +249,7 @@ class ShardingHooks:
 
     def __init__(self, listener: Listener) -> None:
         self._listener, self._log = listener, listener.log
-        self._models, self._arm_seen = listener.models, listener.arm_seen
+        self._models, self._arm_seen = listener.models, listener.precision_seen
         self._path = 0
         """Text id of the module whose group is being worked on."""
         self._names: dict[int, tuple[int, int]] = {}

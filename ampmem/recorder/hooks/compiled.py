@@ -19,7 +19,7 @@ from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks
-from ampmem.recorder.steering.arms import ArmSeen
+from ampmem.recorder.steering.precision import PrecisionSeen
 from ampmem.recorder.torch_private.general import ENTER_AUTOCAST, in_backward, never_compiled, untraced
 from ampmem.recorder.torch_private.inductor import (
     COMPILES,
@@ -37,11 +37,11 @@ class CompileHooks:
     """Reports compiled graphs, and their calls while the script is recorded, to ``code``."""
 
     def __init__(
-        self, listener: Listener, log: Log, code: CompiledCode, modules: ModuleHooks, arm_seen: ArmSeen
+        self, listener: Listener, log: Log, code: CompiledCode, modules: ModuleHooks, precision_seen: PrecisionSeen
     ) -> None:
         self._listener = listener
         self._modules = modules
-        self._arm_seen = arm_seen
+        self._arm_seen = precision_seen
         guarded = log.misses.guarded
         self._code = code
         self._trace, self._traced = guarded(self._note_graph), guarded(code.traced)

@@ -97,7 +97,7 @@ class Hooks:
     """
 
     def __init__(self, listener: Listener, source: Source, options: Options, *, hold_tensors: Sequence[LetGo]) -> None:
-        log, arm_seen = listener.log, listener.arm_seen
+        log, precision_seen = listener.log, listener.precision_seen
         self.optimizers = OptimizerHooks(listener)
         communication = CommunicationHooks(listener)
         self.modules = ModuleHooks(listener, communication.follow)
@@ -113,7 +113,7 @@ class Hooks:
             self.places.install,
             quiet_compiled_modules,
             self.compiled.install,
-            CompileHooks(listener, log, self.code, self.modules, arm_seen).install,
+            CompileHooks(listener, log, self.code, self.modules, precision_seen).install,
             self.data_parallel.install,
             CollectiveHooks(listener).install,
             partial(let_go_of_swapped, (*hold_tensors, self.optimizers.let_go), log.misses),

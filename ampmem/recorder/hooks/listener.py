@@ -13,7 +13,7 @@ from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.cuda.late import LateNumber
-from ampmem.recorder.steering.arms import ArmSeen
+from ampmem.recorder.steering.precision import PrecisionSeen
 
 
 class Listener(Protocol):
@@ -22,7 +22,7 @@ class Listener(Protocol):
     log: Log
     models: Models
     update: RunningUpdate
-    arm_seen: ArmSeen
+    precision_seen: PrecisionSeen
 
     @property
     def recording(self) -> bool:

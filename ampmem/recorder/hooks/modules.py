@@ -40,7 +40,7 @@ class ModuleHooks:
 
     def __init__(self, listener: Listener, follow: Callable[[], None]) -> None:
         self._listener, self._log, self._models = listener, listener.log, listener.models
-        self._stacks, self._arm_seen = listener.update.stacks, listener.arm_seen
+        self._stacks, self._arm_seen = listener.update.stacks, listener.precision_seen
         self._follow = follow
         """Called before a forward starts."""
         guarded = self._log.misses.guarded
@@ -249,7 +249,7 @@ class UnseenByCompiled:
     """
 
     def __init__(self, listener: Listener, modules: ModuleHooks, code: CompiledCode) -> None:
-        self._listener, self._log, self._arm_seen = listener, listener.log, listener.arm_seen
+        self._listener, self._log, self._arm_seen = listener, listener.log, listener.precision_seen
         self._modules = modules
         self._code = code
         self._under_autocast: tuple[int, int] | None = None

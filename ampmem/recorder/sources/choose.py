@@ -11,7 +11,7 @@ from ampmem.recorder.sources.cuda.device import TorchCuda, cuda_available
 from ampmem.recorder.sources.cuda.source import CudaSource
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recorder.torch_private.general import Use, probe
-from ampmem.vocabulary import Arm, Device
+from ampmem.vocabulary import Device, Precision
 
 
 def choose_source(options: Options, storages: Storages) -> Source:
@@ -49,5 +49,5 @@ def meant_device(device: Device, gpu: GpuSpec, *, option: str, remedy: str) -> D
 
 def check_torch(options: Options) -> list[str]:
     """Notes on this version of torch. Raises :class:`UsageError` if it lacks what ``options`` need."""
-    uses = {Use.ALWAYS: True, Use.CUDA: records_cuda(options), Use.ARM: options.arm != Arm.AS_IS}
+    uses = {Use.ALWAYS: True, Use.CUDA: records_cuda(options), Use.PRECISION: options.precision != Precision.AS_IS}
     return probe(*(use for use, wanted in uses.items() if wanted))

@@ -47,7 +47,7 @@ from ampmem.recorder.torch_private.general import (
     version_of,
 )
 from ampmem.recorder.torch_private.inductor import know_functions
-from ampmem.vocabulary import Arm, Forced, forced_options
+from ampmem.vocabulary import Forced, Precision, forced_options
 
 _CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped by one of another file
 
@@ -58,13 +58,13 @@ class ForcedChanges:
     ``note`` is called with what was changed and what was left as in the script, for the recording.
     """
 
-    def __init__(self, forced: Forced, note: Callable[[str], None], arm: Arm = Arm.AS_IS) -> None:
+    def __init__(self, forced: Forced, note: Callable[[str], None], precision: Precision = Precision.AS_IS) -> None:
         options = forced_options()
         values = {name: getattr(forced, name) for name in forced.kinds() if name in HOOKS}
         self._parts = [
             HOOKS[name](" ".join(options[name].written(value)), value, note) for name, value in values.items()
         ]
-        if arm is Arm.BF16:
+        if precision is Precision.BF16:
             self._parts.append(BFloat16Weights(note))
 
     def install(self) -> Undo:

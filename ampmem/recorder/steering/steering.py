@@ -45,7 +45,7 @@ from ampmem.recorder.torch_private.general import (
     scaler_device,
     scaler_enabled,
 )
-from ampmem.vocabulary import AUTOCAST_ARMS, Arm, AutocastDtype
+from ampmem.vocabulary import AUTOCAST_PRECISIONS, AutocastDtype, Precision
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
@@ -192,11 +192,13 @@ class Steering:
     :meth:`install` stay as they are.
     """
 
-    def __init__(self, arm: Arm, dtype: AutocastDtype | None, device_type: str, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, precision: Precision, dtype: AutocastDtype | None, device_type: str, note: Callable[[str], None]
+    ) -> None:
         self.wrapped = False
         """Whether ampmem had to open a region itself, because the script has none."""
-        self._fp32 = arm not in AUTOCAST_ARMS
-        self._cache = arm == Arm.AMP
+        self._fp32 = precision not in AUTOCAST_PRECISIONS
+        self._cache = precision == Precision.AMP
         self._dtype = None if dtype is None else _DTYPES[dtype]
         self._device_type = device_type
         self._note = note

@@ -26,7 +26,7 @@ class Use(Enum):
 
     ALWAYS = "every recording"
     CUDA = "a CUDA device"
-    ARM = "a forced precision"
+    PRECISION = "a forced precision"
     SHARDED = "training whose parameters are sharded"
 
 

@@ -397,7 +397,7 @@ _SCALE = attribute(
     example=lambda: GradScaler("cpu"),
 )
 _SCALER_ENABLED, _SCALER_DEVICE, _SCALER_STATES = (
-    attribute("torch.amp.GradScaler", name, why, use=Use.ARM, example=lambda: GradScaler("cpu"))
+    attribute("torch.amp.GradScaler", name, why, use=Use.PRECISION, example=lambda: GradScaler("cpu"))
     for name, why in (
         ("_enabled", "to switch a scaler on or off"),
         ("_device", "to know a scaler's device"),
@@ -407,11 +407,12 @@ _SCALER_ENABLED, _SCALER_DEVICE, _SCALER_STATES = (
 
 
 ENTER_REGION, EXIT_REGION = (
-    patched("torch.autocast", name, "to see the script's autocast regions", use=Use.ARM)
+    patched("torch.autocast", name, "to see the script's autocast regions", use=Use.PRECISION)
     for name in ("__enter__", "__exit__")
 )
 SCALER_INIT, SCALER_SCALE = (
-    patched("torch.amp.GradScaler", name, "to see the script's scalers", use=Use.ARM) for name in ("__init__", "scale")
+    patched("torch.amp.GradScaler", name, "to see the script's scalers", use=Use.PRECISION)
+    for name in ("__init__", "scale")
 )
 
 
@@ -443,7 +444,11 @@ def _left_region() -> Any:
 
 _SAYS = tuple(
     attribute(
-        "torch.autocast", name, "to read and set the values of an autocast region", use=Use.ARM, example=_left_region
+        "torch.autocast",
+        name,
+        "to read and set the values of an autocast region",
+        use=Use.PRECISION,
+        example=_left_region,
     )
     for name in ("_enabled", "fast_dtype", "_cache_enabled")
 )
@@ -452,7 +457,7 @@ for _name in ("device", "prev_cache_enabled"):
         "torch.autocast",
         _name,
         "to know the device of autocast regions and the state that they restore",
-        use=Use.ARM,
+        use=Use.PRECISION,
         example=_left_region,
     )
 region_says: Callable[[Any], tuple[bool, torch.dtype, bool]] = attrgetter(*_SAYS)
@@ -469,21 +474,21 @@ CHECKPOINT: Place = patched(
     "torch.utils.checkpoint",
     "_get_autocast_kwargs",
     "to see the autocast state that checkpoint keeps for recomputation, before any module has started",
-    use=Use.ARM,
+    use=Use.PRECISION,
 )
 ENTER_AUTOCAST = attribute(
     "torch.amp.autocast_mode",
     "_enter_autocast",
     "to recognize autocast regions in compiled code",
     without="autocast in compiled code is taken for the script's own",
-    use=Use.ARM,
+    use=Use.PRECISION,
 )
 DECORATED = attribute(
     "torch.autocast",
     "__script_unsupported",
     "to recognize a function decorated with autocast",
     without="a forward decorated with autocast may run under ampmem's autocast, too",
-    use=Use.ARM,
+    use=Use.PRECISION,
     example=lambda: autocast("cpu")(_left_region),
 )
 _exec_strategy, _exec_strategies, _actions = (

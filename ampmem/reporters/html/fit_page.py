@@ -1,4 +1,4 @@
-"""The page of ``ampmem fit``: the peak of each arm over the varied argument."""
+"""The page of ``ampmem fit``: the peak of each precision over the varied argument."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampmem.analysis.fit import ArmFit, FitResult
+from ampmem.analysis.fit import FitResult, PrecisionFit
 from ampmem.analysis.timeline.categories import Category
 from ampmem.output import open_output
 from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
@@ -14,7 +14,7 @@ from ampmem.reporters.html.palette import FILLS, Fill
 from ampmem.reporters.text.fit import (
     break_even_lines,
     cells,
-    different_arms,
+    different_precisions,
     facts,
     fitting_lines,
     headline,
@@ -25,24 +25,24 @@ from ampmem.reporters.text.fit import (
 )
 from ampmem.units import format_count
 from ampmem.version import __version__
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Precision
 
-_LOOKS: dict[Arm, tuple[Fill, str]] = {
-    Arm.FP32: (FILLS[Category.PARAMETERS], "circle"),
-    Arm.AMP: (FILLS[Category.ACTIVATIONS], "square"),
-    Arm.AMP_NOCACHE: (FILLS[Category.BUFFERS], "diamond"),
-    Arm.BF16: (FILLS[Category.INPUTS], "star"),
-    Arm.AS_IS: (FILLS[Category.OPTIMIZER_STATE], "triangle-up"),
+_LOOKS: dict[Precision, tuple[Fill, str]] = {
+    Precision.FP32: (FILLS[Category.PARAMETERS], "circle"),
+    Precision.AMP: (FILLS[Category.ACTIVATIONS], "square"),
+    Precision.AMP_NOCACHE: (FILLS[Category.BUFFERS], "diamond"),
+    Precision.BF16: (FILLS[Category.INPUTS], "star"),
+    Precision.AS_IS: (FILLS[Category.OPTIMIZER_STATE], "triangle-up"),
 }
-"""Colour and plotly symbol of each arm."""
+"""Colour and plotly symbol of each precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveView:
-    """The words and the looks of the curve of one arm.
+    """The words and the looks of the curve of one precision.
 
-    ``label`` names the arm, and an arm before it with equal peaks. ``texts`` has lines of words for each run that fits
-    or may fit.
+    ``label`` names the precision, and a precision before it with equal peaks. ``texts`` has lines of words for each run
+    that fits or may fit.
     """
 
     label: str
@@ -56,9 +56,9 @@ class CurveView:
 class FitView:
     """The data that the page is drawn from: the result as ``ampmem fit --json`` prints it, and the words about it.
 
-    ``curves`` has one for each arm of ``fit``. ``capacity`` is the memory that the allocator can surely take of the
-    device, in bytes, ``may`` its upper bound, and ``capacity_text`` and ``may_text`` are the same in words; ``room``
-    explains them.
+    ``curves`` has one for each precision of ``fit``. ``capacity`` is the memory that the allocator can surely take of
+    the device, in bytes, ``may`` its upper bound, and ``capacity_text`` and ``may_text`` are the same in words;
+    ``room`` explains them.
     """
 
     ampmem: str
@@ -96,7 +96,7 @@ def fit_view(fit: FitResult) -> FitView:
     """The page's data from ``fit``."""
     capacity, may = room(fit) or (None, None)
     shown = sizes_of(fit)
-    different = different_arms(fit)
+    different = different_precisions(fit)
     return FitView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
@@ -111,34 +111,36 @@ def fit_view(fit: FitResult) -> FitView:
         capacity_text="" if capacity is None else f"below {shown(capacity)}: fits",
         may_text="" if may is None or may == capacity else f"above {shown(may)}: does not fit",
         room=room_in_words(fit),
-        curves=tuple(_curve(fit, arm, shown) for arm in fit.arms),
+        curves=tuple(_curve(fit, precision, shown) for precision in fit.precisions),
         columns=tuple(different),
-        table=tuple((str(value), *(_cell(arm, value, shown) for arm in different.values())) for value in fit.values),
+        table=tuple(
+            (str(value), *(_cell(precision, value, shown) for precision in different.values())) for value in fit.values
+        ),
     )
 
 
-def _curve(fit: FitResult, arm: ArmFit, shown: Callable[[int], str]) -> CurveView:
-    fill, symbol = _LOOKS[arm.name]
-    same = fit.same_as(arm)
+def _curve(fit: FitResult, precision: PrecisionFit, shown: Callable[[int], str]) -> CurveView:
+    fill, symbol = _LOOKS[precision.name]
+    same = fit.same_as(precision)
     return CurveView(
-        label=f"{arm.name}: the same as {same.name}" if same else arm.name,
+        label=f"{precision.name}: the same as {same.name}" if same else precision.name,
         light=fill.light,
         dark=fill.dark,
         symbol=symbol,
         texts=tuple(
             (
-                f"{arm.name}, {fit.vary.name} {format_count(value)}: {'fits' if memory.surely else 'may fit'}",
+                f"{precision.name}, {fit.vary.name} {format_count(value)}: {'fits' if memory.surely else 'may fit'}",
                 f"{shown(memory.reserved)} reserved",
                 f"{shown(memory.allocated)} allocated",
             )
-            for value, memory in arm.memory.items()
+            for value, memory in precision.memory.items()
             if memory is not None
         ),
     )
 
 
-def _cell(arm: ArmFit, value: int, shown: Callable[[int], str]) -> str:
-    allocated, reserved = cells(arm, value, shown)
-    if value not in arm.memory:
+def _cell(precision: PrecisionFit, value: int, shown: Callable[[int], str]) -> str:
+    allocated, reserved = cells(precision, value, shown)
+    if value not in precision.memory:
         return "not run"
     return f"{reserved} ({allocated} allocated)" if reserved else allocated

@@ -30,17 +30,17 @@ from ampmem.reporters.text.memory import breakdown_rows
 from ampmem.reporters.text.plain_text import ABSENT, AT_MARK, IN_SHORT, or_absent, per_parameter, signed
 from ampmem.reporters.text.ranks import absences, doubts, instants_of, ranks_wording, render_ranks
 from ampmem.reporters.text.run import (
-    arm_in_words,
     change_of,
     counted,
-    describe_arm,
     describe_optimizers,
+    describe_precision,
     parameters_in_short,
+    precision_in_words,
     warnings,
 )
 from ampmem.reporters.text.table import render as render_summary
 from ampmem.units import format_bytes, format_peak
-from ampmem.vocabulary import AUTOCAST_ARMS, Mark
+from ampmem.vocabulary import AUTOCAST_PRECISIONS, Mark
 
 MOST_RANKS = 16
 """The most ranks that have a row each."""
@@ -95,7 +95,7 @@ def summary_card(summary: Summary) -> Card:
     """The verdict, the last step's breakdown and the findings."""
     step, known = summary.last_step, summary.parameters.known_count
     rows = []
-    for key, sizes in breakdown_rows(step, casts=summary.arm.name in AUTOCAST_ARMS):
+    for key, sizes in breakdown_rows(step, casts=summary.precision.name in AUTOCAST_PRECISIONS):
         cells = [(or_absent(size), ABSENT if size is None else per_parameter(size, known)) for size in sizes]
         rows.append(_row(key, list(chain.from_iterable(cells))))
     return Card(
@@ -106,7 +106,7 @@ def summary_card(summary: Summary) -> Card:
             parameters_in_short(summary),
             describe_optimizers(summary) or "no optimizer",
             f"{summary.device.name} ({summary.device.type}{', simulated' * (summary.prediction is not None)})",
-            f"precision {describe_arm(summary)}",
+            f"precision {describe_precision(summary)}",
             counted(len(summary.steps), "step"),
         ),
         caption=f"step {step.index}, peak {in_phase(step.peak.phase)}",
@@ -157,7 +157,7 @@ def ranks_card(ranks: Ranks) -> Card:
             job.script,
             f"{len(ranks.ranks)} of {job.world_size} ranks",
             f"{job.device.name} ({job.device.type})",
-            f"precision {arm_in_words(job.arm, job.source)}",
+            f"precision {precision_in_words(job.precision, job.source)}",
         ),
         caption=instants_of(ranks),
         columns=[f"rank {rank.rank}" for rank in shown],

@@ -32,7 +32,7 @@ from ampmem.reporters.html.safety import FOLDER, filled_template, json_for_scrip
 from ampmem.reporters.html.verdict import VerdictView
 from ampmem.reporters.text.plain_text import IN_SHORT
 from ampmem.version import __version__
-from ampmem.vocabulary import AUTOCAST_ARMS
+from ampmem.vocabulary import AUTOCAST_PRECISIONS
 
 _PATH = r"(?:\./|(?:\.\./)+)(?:[\w-]+/)*[\w.-]+\.js"
 _IMPORT = re.compile(rf'import \{{ ([\w$]+(?:, [\w$]+)*,?) \}} from "({_PATH})";(?: *//.*)?')
@@ -156,15 +156,15 @@ PLOTLY_CONFIG: dict[str, bool | str] = {
 class PageView:
     """The data that the page is drawn from; ``opens`` is the index of the run that it opens on.
 
-    ``marks`` has the names of a step's instants at the head of a column; ``autocast_arms`` are the precisions whose
-    tables always have a row for all ``precision_copies``.
+    ``marks`` has the names of a step's instants at the head of a column; ``autocast_precisions`` are the precisions
+    whose tables always have a row for all ``precision_copies``.
     """
 
     ampmem: str
     config: Mapping[str, bool | str]
     categories: tuple[CategoryView, ...]
     precision_copies: tuple[str, ...]
-    autocast_arms: tuple[str, ...]
+    autocast_precisions: tuple[str, ...]
     marks: Mapping[str, str]
     layers: tuple[CategoryView, ...]
     runs: tuple[RunView, ...]
@@ -193,11 +193,11 @@ def page_view(
         config=PLOTLY_CONFIG,
         categories=category_views(),
         precision_copies=PRECISION_COPIES,
-        autocast_arms=AUTOCAST_ARMS,
+        autocast_precisions=AUTOCAST_PRECISIONS,
         marks={mark.value: name for mark, name in IN_SHORT.items()},
         layers=layer_views(),
         runs=runs,
-        opens=opens_on([run.arm for run in runs]) if opens is None else opens,
+        opens=opens_on([run.precision for run in runs]) if opens is None else opens,
         comparison=comparison,
         changes=changes,
         verdict=verdict,
@@ -205,9 +205,9 @@ def page_view(
     )
 
 
-def opens_on(arms: Sequence[str]) -> int:
+def opens_on(precisions: Sequence[str]) -> int:
     """The run that the page opens on: the one in mixed precision, else the first."""
-    return next((arms.index(arm) for arm in AUTOCAST_ARMS if arm in arms), 0)
+    return next((precisions.index(precision) for precision in AUTOCAST_PRECISIONS if precision in precisions), 0)
 
 
 def render(view: PageView) -> str:

@@ -40,10 +40,10 @@ from ampmem.reporters.text.plain_text import per_parameter
 from ampmem.reporters.text.run import (
     StepWords,
     describe_allocator,
-    describe_arm,
     describe_device,
     describe_devices,
     describe_optimizers,
+    describe_precision,
     parameters_in_short,
     steps_in_cells,
     steps_in_words,
@@ -51,7 +51,7 @@ from ampmem.reporters.text.run import (
 )
 from ampmem.reporters.text.static_model import judgement, rule_in_words
 from ampmem.units import format_bytes, format_count, format_peak
-from ampmem.vocabulary import AUTOCAST_ARMS, LOW_PRECISION, SourceKind
+from ampmem.vocabulary import AUTOCAST_PRECISIONS, LOW_PRECISION, SourceKind
 
 MAX_MODULES = 40
 MAX_SAVINGS = 100
@@ -121,7 +121,7 @@ def activations_view(summary: Summary) -> ActivationsView | None:
     return ActivationsView(
         when="at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out",
         by="saved for" if seen else "made by",
-        words=_words(parts, "still " if summary.arm.dtype else ""),
+        words=_words(parts, "still " if summary.precision.dtype else ""),
         whole=_bar("all", "", parts),
         kinds=_largest_first(_by_kind(parts, seen=seen)),
         modules=modules[:MAX_MODULES],
@@ -388,7 +388,7 @@ class RunView:
     """
 
     label: str
-    arm: str
+    precision: str
     title: str
     packed: str
     events: RunEvents | None
@@ -407,14 +407,16 @@ def column(path: Path, limit: int, progress: PageProgress, advised: Advised | No
     except (NothingRecorded, RecordingError) as error:
         raise type(error)(f"{path}: {error}") from error
     if advised is not None:
-        summary, _ = advised.without_disproved(summary, recording.run, recording.arm)
+        summary, _ = advised.without_disproved(summary, recording.run, recording.precision)
     entry = entry_of(recording, summary=summary)
     return entry, run_view(entry, summary, analysis, limit)
 
 
 def column_of(summary: Summary, title: str) -> tuple[Entry, RunView]:
     """A run of which only the summary is known as a column of a comparison and as a run of the page."""
-    entry = Entry(label=summary.arm.name, summary=summary, plain_step_ns=summary.plain_step_ns, notes=summary.notes)
+    entry = Entry(
+        label=summary.precision.name, summary=summary, plain_step_ns=summary.plain_step_ns, notes=summary.notes
+    )
     return entry, _view(entry, summary, title, None)
 
 
@@ -428,7 +430,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
 
 def _view(entry: Entry, summary: Summary, title: str, events: RunEvents | None) -> RunView:
     words = packed_words(summary, said_of(summary, summary.findings))
-    return RunView(label=entry.label, arm=summary.arm.name, title=title, packed=words, events=events)
+    return RunView(label=entry.label, precision=summary.precision.name, title=title, packed=words, events=events)
 
 
 def packed_words(summary: Summary, said: Said) -> str:
@@ -503,7 +505,7 @@ def _facts(summary: Summary) -> Iterator[str]:
             yield f"devices: {devices}"
     if summary.world_size > 1:
         yield f"rank {summary.rank} of {summary.world_size}"
-    yield f"precision: {describe_arm(summary)}"
+    yield f"precision: {describe_precision(summary)}"
     yield steps_in_words(summary)
     yield f"{format_count(summary.conservation.events)} allocator events"
     yield f"torch {summary.torch}, ampmem {summary.ampmem}"
@@ -541,7 +543,7 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
         yield to_baseline
     precision_copies = sum(peak.categories[category] for category in PRECISION_COPIES)
     yield _size("Activations", peak.categories[Category.ACTIVATIONS], "at the peak")
-    if precision_copies or summary.source != SourceKind.SNAPSHOT or summary.arm.name in AUTOCAST_ARMS:
+    if precision_copies or summary.source != SourceKind.SNAPSHOT or summary.precision.name in AUTOCAST_PRECISIONS:
         yield _size("Precision copies", precision_copies, "at the peak")
     events = f"categories compared with the allocator, {format_count(summary.conservation.events)} events"
     residual = summary.conservation.residual_bytes

@@ -71,8 +71,8 @@ def job_page(
         for ranks, each in zip(jobs, pages, strict=True)
         for number in each
     ]
-    open_arm = opens_on([ranks.job.arm.name for ranks in jobs])
-    opens = pages[open_arm][chosen[open_arm][0]]
+    open_precision = opens_on([ranks.job.precision.name for ranks in jobs])
+    opens = pages[open_precision][chosen[open_precision][0]]
     return page_view(
         tuple(shown),
         None if comparison is None else compared_runs(comparison),
@@ -94,9 +94,12 @@ def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict
     """The names of the runs of these ranks, by rank."""
     if len(jobs) == 1:
         return {number: f"rank {number}" for number in sorted(numbers)}
-    arms = [job.job.arm.name for job in jobs]
-    arm = ranks.job.arm.name
-    return {number: f"{arm if arms.count(arm) == 1 else heading(ranks)} rank {number}" for number in sorted(numbers)}
+    precisions = [job.job.precision.name for job in jobs]
+    precision = ranks.job.precision.name
+    return {
+        number: f"{precision if precisions.count(precision) == 1 else heading(ranks)} rank {number}"
+        for number in sorted(numbers)
+    }
 
 
 def _of_worst(jobs: Jobs, comparison: Comparison) -> VerdictView:

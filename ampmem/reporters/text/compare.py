@@ -33,8 +33,8 @@ from ampmem.reporters.text.plain_text import (
 )
 from ampmem.reporters.text.run import (
     conserved,
-    describe_arm,
     describe_device,
+    describe_precision,
     keyed,
     render_labelled,
     render_next,
@@ -44,7 +44,7 @@ from ampmem.reporters.text.run import (
 )
 from ampmem.reporters.text.static_model import judgement, not_explained, recipe_in_words, tensors_in_words
 from ampmem.units import format_bytes, format_duration, format_peak
-from ampmem.vocabulary import AUTOCAST_ARMS, Mark
+from ampmem.vocabulary import AUTOCAST_PRECISIONS, Mark
 
 FIRST_LOSSES = 5
 """The number of first steps whose losses are shown; of further ones only the last is shown."""
@@ -99,9 +99,9 @@ def _rows(each: Sequence[Breakdown | None]) -> list[tuple[str, Callable[[Breakdo
 
 
 def _header(entry: Entry) -> str:
-    """The label in at most two lines, and whether the arm failed."""
-    arm, _, name = entry.label.partition(" ")
-    lines = [shorten(part, _LABEL) for part in (arm, name) if part]
+    """The label in at most two lines, and whether the precision failed."""
+    precision, _, name = entry.label.partition(" ")
+    lines = [shorten(part, _LABEL) for part in (precision, name) if part]
     return "\n".join([*lines, "failed"] if entry.failure is not None else lines)
 
 
@@ -163,7 +163,7 @@ def _rule(comparison: Comparison, layout: Layout) -> list[str]:
     if not any(
         column.activation_ratio is not None
         and column.entry.summary is not None
-        and column.entry.summary.arm.name in AUTOCAST_ARMS
+        and column.entry.summary.precision.name in AUTOCAST_PRECISIONS
         for column in comparison.columns
     ):
         return []
@@ -370,8 +370,8 @@ def _run(summary: Summary) -> list[tuple[str, str]]:
 def _described(entry: Entry, *, baseline: bool) -> str:
     words = [_label(entry)]
     if entry.summary is not None:
-        arm = describe_arm(entry.summary)
-        words = [arm if entry.label == entry.summary.arm.name else f"{_label(entry)}: {arm}"]
+        precision = describe_precision(entry.summary)
+        words = [precision if entry.label == entry.summary.precision.name else f"{_label(entry)}: {precision}"]
     if entry.failure is not None:
         words.append("(failed)")
     if baseline:

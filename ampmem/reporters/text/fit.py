@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ampmem.analysis.fit import BASELINE, ArmFit, BreakEven, FitResult, Remaining, SavingVerdict
+from ampmem.analysis.fit import BASELINE, BreakEven, FitResult, PrecisionFit, Remaining, SavingVerdict
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.plain_text import ABSENT, signed, size_beside, wrapped
 from ampmem.reporters.text.run import counted
 from ampmem.units import format_alike, format_apart, format_bytes, format_count, parse_bytes
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Precision
 
 DOES_NOT_FIT = "does not fit"
-_ARMS = {
-    Arm.FP32: "FP32",
-    Arm.AMP: "AMP",
-    Arm.AMP_NOCACHE: "AMP without the weight cache",
-    Arm.BF16: "weights in bfloat16",
-    Arm.AS_IS: "the script as it is",
+_PRECISIONS = {
+    Precision.FP32: "FP32",
+    Precision.AMP: "AMP",
+    Precision.AMP_NOCACHE: "AMP without the weight cache",
+    Precision.BF16: "weights in bfloat16",
+    Precision.AS_IS: "the script as it is",
 }
 """The names of the precisions in the headline."""
 _SMALL = 0.1
@@ -46,17 +46,23 @@ def headline(fit: FitResult) -> str:
     The values are the largest that were run and surely fit.
     """
     device = fit.gpu.name if size_beside(fit.gpu.name) else format_bytes(fit.gpu.total).replace(".0 ", " ")
-    different = [arm for arm in fit.arms if fit.same_as(arm) is None]
-    different.sort(key=lambda arm: -(arm.largest_fitting or 0))
-    fitting = [(arm, arm.largest_fitting) for arm in different if arm.largest_fitting is not None]
+    different = [precision for precision in fit.precisions if fit.same_as(precision) is None]
+    different.sort(key=lambda precision: -(precision.largest_fitting or 0))
+    fitting = [
+        (precision, precision.largest_fitting) for precision in different if precision.largest_fitting is not None
+    ]
     if not fitting:
         return f"No value that was run surely fits on {device}."
     said: list[str] = []
     what = "fits a batch of " if "batch" in fit.vary.name.lower() else f"fits with {fit.vary.name} "
-    for arm, most in fitting:
-        or_more = " or more" if arm.smallest_not_fitting is None else ""
-        said.append(f"{_ARMS[arm.name]} {'' if said else what}{format_count(most)}{or_more}")
-    said += [f"{_ARMS[arm.name]} no value that was run" for arm in different if arm.largest_fitting is None]
+    for precision, most in fitting:
+        or_more = " or more" if precision.smallest_not_fitting is None else ""
+        said.append(f"{_PRECISIONS[precision.name]} {'' if said else what}{format_count(most)}{or_more}")
+    said += [
+        f"{_PRECISIONS[precision.name]} no value that was run"
+        for precision in different
+        if precision.largest_fitting is None
+    ]
     return f"On {device} {', '.join(said)}."
 
 
@@ -83,27 +89,27 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
 
 
 def fitting_lines(fit: FitResult) -> list[str]:
-    """For each arm the largest value that fits and the smallest that does not; equal arms share a line."""
-    return [f"{arm.name}: {_same(fit, arm) or _fitting(fit, arm)}" for arm in fit.arms]
+    """For each precision the largest value that fits and the smallest that does not; equal precisions share a line."""
+    return [f"{precision.name}: {_same(fit, precision) or _fitting(fit, precision)}" for precision in fit.precisions]
 
 
 def break_even_lines(fit: FitResult) -> list[str]:
-    """For each other arm, where it allocates less at its peak than the baseline. It may still reserve more."""
-    same = {arm.name: _same(fit, arm) for arm in fit.arms}
-    return [f"{each.arm}: {same[each.arm] or _break_even(fit, each)}" for each in fit.break_even]
+    """For each other precision, where it allocates less at its peak than the baseline. It may still reserve more."""
+    same = {precision.name: _same(fit, precision) for precision in fit.precisions}
+    return [f"{each.precision}: {same[each.precision] or _break_even(fit, each)}" for each in fit.break_even]
 
 
 def remarks(fit: FitResult) -> list[str]:
     """What is odd about the points, then the runs' notes that :func:`facts` does not have."""
     found = []
-    for arm in fit.arms:
-        if arm.gaps:
-            values = ", ".join(map(fit.vary.shown, arm.gaps))
-            found.append(f"{arm.name}: {values} did not fit, although a larger value did")
-        if arm.flat_from is not None and arm.largest_fitting is not None:
+    for precision in fit.precisions:
+        if precision.gaps:
+            values = ", ".join(map(fit.vary.shown, precision.gaps))
+            found.append(f"{precision.name}: {values} did not fit, although a larger value did")
+        if precision.flat_from is not None and precision.largest_fitting is not None:
             found.append(
-                f"{arm.name}: the peak is the same at {fit.vary.shown(arm.flat_from)} and at {arm.largest_fitting}: "
-                f"does the script use {fit.vary.name}, and does it have enough data?"
+                f"{precision.name}: the peak is the same at {fit.vary.shown(precision.flat_from)} and at "
+                f"{precision.largest_fitting}: does the script use {fit.vary.name}, and does it have enough data?"
             )
     return [*found, *(note for note in fit.notes if not is_warning(note))]
 
@@ -111,9 +117,9 @@ def remarks(fit: FitResult) -> list[str]:
 def what_follows(remaining: Remaining) -> str:
     """The work left, to follow a finished run: ``; left: fp32 between 48 and 64, amp above 8``; empty at the end."""
     searched = []
-    for arm, (fits, too_large) in remaining.searched.items():
+    for precision, (fits, too_large) in remaining.searched.items():
         bounds = f"above {fits}" if too_large is None else f"between {fits} and {too_large}"
-        searched.append(f"{arm} {'not run yet' if fits is None else bounds}")
+        searched.append(f"{precision} {'not run yet' if fits is None else bounds}")
     if searched:
         return f"; left: {', '.join(searched)}"
     if remaining.crossings:
@@ -122,23 +128,26 @@ def what_follows(remaining: Remaining) -> str:
 
 
 def _points(fit: FitResult, layout: Layout) -> str:
-    first, shown, arms = number(fit.vary.name), sizes_of(fit), different_arms(fit)
-    groups = [[number(f"{name}\nallocated"), number("\nreserved", of=name)] for name in arms]
-    of_arms = [[cells(arm, value, shown) for value in fit.values] for arm in arms.values()]
-    tables = side_by_side(first, list(map(str, fit.values)), groups, of_arms, layout)
+    first, shown, precisions = number(fit.vary.name), sizes_of(fit), different_precisions(fit)
+    groups = [[number(f"{name}\nallocated"), number("\nreserved", of=name)] for name in precisions]
+    of_precisions = [[cells(precision, value, shown) for value in fit.values] for precision in precisions.values()]
+    tables = side_by_side(first, list(map(str, fit.values)), groups, of_precisions, layout)
     return "\n\n".join([layout.strong("peak of each run"), *tables])
 
 
-def different_arms(fit: FitResult) -> dict[str, ArmFit]:
-    """The arms that differ, by their names and those of arms with equal peaks: ``amp, amp-nocache``."""
-    different = [arm for arm in fit.arms if fit.same_as(arm) is None]
-    alike = [[arm.name, *(other.name for other in fit.arms if fit.same_as(other) is arm)] for arm in different]
-    return {", ".join(names): arm for names, arm in zip(alike, different, strict=True)}
+def different_precisions(fit: FitResult) -> dict[str, PrecisionFit]:
+    """The precisions that differ, by their names and those of precisions with equal peaks: ``amp, amp-nocache``."""
+    different = [precision for precision in fit.precisions if fit.same_as(precision) is None]
+    alike = [
+        [precision.name, *(other.name for other in fit.precisions if fit.same_as(other) is precision)]
+        for precision in different
+    ]
+    return {", ".join(names): precision for names, precision in zip(alike, different, strict=True)}
 
 
 def sizes_of(fit: FitResult) -> Callable[[int], str]:
     """The function that writes the peaks of all runs in one unit."""
-    found = (memory for arm in fit.arms for memory in arm.memory.values() if memory is not None)
+    found = (memory for precision in fit.precisions for memory in precision.memory.values() if memory is not None)
     return format_alike((memory.allocated, memory.reserved) for memory in found)
 
 
@@ -177,11 +186,11 @@ def _range(fit: FitResult, low: int, high: int) -> str:
     return first if first == last else f"{first.rpartition(' ')[0]} to {last}"
 
 
-def cells(arm: ArmFit, value: int, shown: Callable[[int], str]) -> tuple[str, str]:
+def cells(precision: PrecisionFit, value: int, shown: Callable[[int], str]) -> tuple[str, str]:
     """The allocated and reserved peaks of a run as words; ``shown`` writes a size in bytes."""
-    if value not in arm.memory:
+    if value not in precision.memory:
         return ABSENT, ABSENT
-    memory = arm.memory[value]
+    memory = precision.memory[value]
     if memory is None:
         return DOES_NOT_FIT, ""
     reserved = shown(memory.reserved)
@@ -193,25 +202,25 @@ def _listed(title: str, lines: Sequence[str], layout: Layout) -> str:
     return "\n".join([layout.heading(title), *wrapped_lines]) if lines else ""
 
 
-def _fitting(fit: FitResult, arm: ArmFit) -> str:
+def _fitting(fit: FitResult, precision: PrecisionFit) -> str:
     """``--batch-size=8 fits (1.2 to 1.9 of 2.0 GiB), 16 may fit (1.5 to 2.1 of 2.0 GiB), 32 does not``."""
-    fits, may = arm.largest_fitting, arm.largest_that_may_fit
+    fits, may = precision.largest_fitting, precision.largest_that_may_fit
     if fits is None and may is None:
         return f"{fit.vary.shown(fit.vary.low)} does not fit; nothing smaller was run"
     said = []
     if fits is not None:
-        said.append(f"{fit.vary.shown(fits)} fits ({_in_use(fit, arm, fits)})")
+        said.append(f"{fit.vary.shown(fits)} fits ({_in_use(fit, precision, fits)})")
     if may is not None:
-        said.append(f"{may if said else fit.vary.shown(may)} may fit ({_in_use(fit, arm, may)})")
+        said.append(f"{may if said else fit.vary.shown(may)} may fit ({_in_use(fit, precision, may)})")
     if fits is None:
         said.append("no value that was run surely fits")
     largest = max(fits or 0, may or 0)
-    failing = [point.value for point in arm.points if not point.may_fit and point.value > largest]
+    failing = [point.value for point in precision.points if not point.may_fit and point.value > largest]
     return f"{', '.join(said)}{f', {min(failing)} does not' if failing else '; nothing larger was run'}"
 
 
-def _in_use(fit: FitResult, arm: ArmFit, value: int) -> str:
-    memory = arm.memory[value]
+def _in_use(fit: FitResult, precision: PrecisionFit, value: int) -> str:
+    memory = precision.memory[value]
     assert memory is not None
     if memory.allowed is None:
         return of_whole(fit.gpu.total, *dict.fromkeys((memory.used, memory.most)))
@@ -232,9 +241,9 @@ def of_whole(whole: int, *parts: int) -> str:
     return f"{' to '.join(text.removesuffix(unit) for text in found)} of {shown}"
 
 
-def _same(fit: FitResult, arm: ArmFit) -> str:
-    """``the same as amp``; empty if no arm before this one has equal peaks."""
-    other = fit.same_as(arm)
+def _same(fit: FitResult, precision: PrecisionFit) -> str:
+    """``the same as amp``; empty if no precision before this one has equal peaks."""
+    other = fit.same_as(precision)
     return f"the same as {other.name}" if other else ""
 
 

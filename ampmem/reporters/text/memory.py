@@ -275,7 +275,7 @@ def render_activations(summary: Summary, layout: Layout) -> str:
     """
     groups, pairs = summary.activations, savings(summary.activations)
     total = sum(group.bytes for group in groups)
-    if summary.arm.dtype is None or not total:
+    if summary.precision.dtype is None or not total:
         return ""
     low = sum(group.bytes for group in groups if group.dtype in LOW_PRECISION)
     unknown = sum(group.bytes for group in groups if group.dtype is None)

@@ -47,7 +47,7 @@ from ampmem.reporters.text.answer import (
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, narrowest, number, side_by_side, table, words
 from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped
-from ampmem.reporters.text.run import arm_in_words, counted, describe_device, keyed, render_next, warning_lines
+from ampmem.reporters.text.run import counted, describe_device, keyed, precision_in_words, render_next, warning_lines
 from ampmem.units import format_bytes, format_count, format_peak, peaks_close
 from ampmem.vocabulary import SourceKind
 
@@ -535,7 +535,7 @@ def _job(job: Job, layout: Layout) -> str:
         ("script", job.script or "?"),
         ("ranks", str(job.world_size)),
         ("device", describe_device(job)),
-        ("precision", arm_in_words(job.arm, job.source)),
+        ("precision", precision_in_words(job.precision, job.source)),
         ("torch", f"{job.torch}, ampmem {job.ampmem}"),
     ]
     return "\n".join([layout.strong("the job"), *keyed(rows, layout)])
@@ -611,7 +611,7 @@ def jobs_wording(jobs: Jobs, comparison: Comparison) -> Wording:
 
 def heading(job: Ranks) -> str:
     """The job's precision."""
-    return " ".join(filter(None, (job.job.arm.name, job.job.arm.dtype)))
+    return " ".join(filter(None, (job.job.precision.name, job.job.precision.dtype)))
 
 
 def _peaks(jobs: Sequence[Ranks], layout: Layout) -> str:

@@ -10,7 +10,7 @@ from ampmem.analysis.analyse import doubts_of
 from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.parameters import Parameters
 from ampmem.analysis.ranks.ranks import Job
-from ampmem.analysis.summary import ArmSummary, Step, Summary
+from ampmem.analysis.summary import PrecisionSummary, Step, Summary
 from ampmem.events import AllocatorRecord
 from ampmem.names import NOT_KNOWN, casts_compiled, has_times
 from ampmem.output import printable
@@ -18,27 +18,27 @@ from ampmem.reporters.text.layout import PLAIN, Column, Layout, number, table, w
 from ampmem.reporters.text.plain_text import ABSENT, command_lines, or_absent, short, shorten, wrapped
 from ampmem.reporters.text.static_model import judgement
 from ampmem.units import format_bytes, format_count, format_duration, format_peak
-from ampmem.vocabulary import Arm, SourceKind
+from ampmem.vocabulary import Precision, SourceKind
 
 
-def describe_arm(summary: Summary) -> str:
-    """The arm in words: ``amp, bfloat16, cache on``."""
-    return arm_in_words(summary.arm, summary.source)
+def describe_precision(summary: Summary) -> str:
+    """The precision in words: ``amp, bfloat16, cache on``."""
+    return precision_in_words(summary.precision, summary.source)
 
 
-def arm_in_words(arm: ArmSummary, source: SourceKind) -> str:
-    """The arm in words, from a recording made by ``source``."""
-    if arm.name == Arm.AS_IS and source == SourceKind.SNAPSHOT:
+def precision_in_words(precision: PrecisionSummary, source: SourceKind) -> str:
+    """The precision in words, from a recording made by ``source``."""
+    if precision.name == Precision.AS_IS and source == SourceKind.SNAPSHOT:
         return "not known"
-    words: list[str] = [arm.name]
-    if arm.dtype is not None:
-        words.append(arm.dtype)
-    if arm.cache is not None:
-        words.append("cache on" if arm.cache else "cache off")
-    if arm.scaler:
+    words: list[str] = [precision.name]
+    if precision.dtype is not None:
+        words.append(precision.dtype)
+    if precision.cache is not None:
+        words.append("cache on" if precision.cache else "cache off")
+    if precision.scaler:
         words.append("loss scaling")
-    if arm.forced:
-        words.append("forced, in regions that ampmem opened" if arm.wrapped else "forced")
+    if precision.forced:
+        words.append("forced, in regions that ampmem opened" if precision.wrapped else "forced")
     return ", ".join(words)
 
 
@@ -203,7 +203,7 @@ def render_run(summary: Summary, title: str, layout: Layout) -> str:
     if allocator is not None:
         devices = describe_devices(allocator)
         rows += [("allocator", describe_allocator(allocator)), *([("devices", devices)] * bool(devices))]
-    rows += [("precision", describe_arm(summary)), *versions_and_model(summary)]
+    rows += [("precision", describe_precision(summary)), *versions_and_model(summary)]
     return "\n".join([layout.strong("the run"), *keyed(rows, layout)])
 
 

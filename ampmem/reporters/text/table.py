@@ -32,7 +32,7 @@ from ampmem.reporters.text.run import (
     render_warnings,
 )
 from ampmem.reporters.text.static_model import render_static_model
-from ampmem.vocabulary import AUTOCAST_ARMS
+from ampmem.vocabulary import AUTOCAST_PRECISIONS
 
 
 def render_reports(
@@ -117,7 +117,7 @@ def _findings(summary: Summary, details: frozenset[Detail], layout: Layout) -> s
 def _chosen(summary: Summary, details: frozenset[Detail], all_steps: bool, layout: Layout) -> Iterator[str]:
     """The details asked for; a detail that has nothing on this run is empty."""
     if Detail.MARKS in details or all_steps:
-        casts = summary.arm.name in AUTOCAST_ARMS
+        casts = summary.precision.name in AUTOCAST_PRECISIONS
         for step in summary.steps if all_steps else _shown_steps(summary):
             yield render_marks(step, summary.parameters.known_count, layout, casts=casts)
         yield render_held(summary, layout)

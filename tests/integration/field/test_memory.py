@@ -78,11 +78,11 @@ def test_a_flat_fp32_copy_of_half_weights_is_a_master_copy(tmp_path: Path, argum
     assert all(part["holds"] for part in ran.summary["static_model"])
 
 
-@pytest.mark.parametrize("arm", ["fp32", "amp"])
-def test_what_a_graph_of_backward_saves_are_activations(tmp_path: Path, arm: str) -> None:
-    ran = record(tmp_path, "gradient_penalty", "--precision", arm)
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+def test_what_a_graph_of_backward_saves_are_activations(tmp_path: Path, precision: str) -> None:
+    ran = record(tmp_path, "gradient_penalty", "--precision", precision)
     assert conserved(ran)
-    if arm == "fp32":
+    if precision == "fp32":
         counted = plain(tmp_path, "gradient_penalty", "count")["activations"]
         assert ran.last["after_forward"]["activations"] == counted
     # What the model was fed is made of the batch, which a variable holds.

@@ -50,7 +50,7 @@ def test_a_model_that_is_not_on_the_gpu_is_an_error(
     assert not (tmp_path / "without_gpu.ampmem").exists()
 
 
-def test_no_arm_of_a_comparison_has_anything_to_show(tmp_path: Path) -> None:
+def test_no_precision_of_a_comparison_has_anything_to_show(tmp_path: Path) -> None:
     done = ampmem(tmp_path, "compare", "--device", "sim", "--precision", "fp32,amp", WITHOUT_GPU)
     assert done.returncode == 1
     assert done.stdout.count(ELSEWHERE) == 2

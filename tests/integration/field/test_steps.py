@@ -205,12 +205,12 @@ def test_training_in_child_processes_is_said_to_be_unseen(tmp_path: Path, argume
     assert "it started 2 child processes, and child processes are not recorded" in ran.said
 
 
-@pytest.mark.parametrize(("arguments", "arm"), [((), "as-is"), (("autocast",), "amp")])
+@pytest.mark.parametrize(("arguments", "precision"), [((), "as-is"), (("autocast",), "amp")])
 def test_a_first_step_whose_forward_is_in_a_compiled_function_begins_with_backward(
-    tmp_path: Path, arguments: tuple[str, ...], arm: str
+    tmp_path: Path, arguments: tuple[str, ...], precision: str
 ) -> None:
     ran = record(tmp_path, "compiled_step", *ALL, arguments=arguments)
-    assert ran.summary["arm"]["name"] == arm  # the compiled function may use autocast itself
+    assert ran.summary["arm"]["name"] == precision  # the compiled function may use autocast itself
     assert FORWARD_UNSEEN in ran.summary["notes"]
     steps = ended(ran)
     assert [step["loss"] for step in steps] == ran.counted["losses"]

@@ -102,7 +102,7 @@ def test_what_is_whole_at_most_is_as_computed_by_hand(folder: Path, name: str) -
 def test_of_a_policy_no_copy_is_autocasts(folder: Path) -> None:
     found = summary(folder, "policy", 0)
     assert found.casts.copies == 0
-    assert found.arm.name == "as-is"
+    assert found.precision.name == "as-is"
     assert any("MixedPrecisionPolicy" in note for note in ampmem.load(gloo.recording_of(folder, "policy", 0)).notes)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import gloo
 import pytest
 import zero_runs as runs
-from arms import judged, terms
+from precisions import judged, terms
 
 import ampmem
 from ampmem.analysis.analyse import analyse

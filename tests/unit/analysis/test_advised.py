@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import ARM, RUN, small_run
+from build import AMP, RUN, small_run
 
 from ampmem.analysis.advised import KIND, Advised, EndedRun, read_advised
 from ampmem.analysis.changes import CHANGES, Script, Trial
@@ -20,7 +20,7 @@ from ampmem.analysis.ranks.jobs import RankRun, rank_run_of
 from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
 from ampmem.events import Recording
-from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
+from ampmem.vocabulary import NOTHING_FORCED, Device, Forced, Precision
 
 MIB = 1 << 20
 FUSED, FOREACH = Forced(fused=True), Forced(foreach=False)
@@ -112,7 +112,7 @@ def test_of_activations_in_float32_only_the_loss_is_run() -> None:
 
 def recorded(**of_run: Any) -> Recording:
     found = small_run().recording()
-    return replace(found, run=replace(RUN, script_sha256="0123", **of_run), arm=replace(ARM))
+    return replace(found, run=replace(RUN, script_sha256="0123", **of_run), precision=replace(AMP))
 
 
 def shown(recording: Recording) -> tuple[Summary, RankRun]:
@@ -155,7 +155,7 @@ def test_a_recording_of_something_else_keeps_its_findings_and_says_why(of_run: d
 
 def test_a_forced_precision_is_another_one() -> None:
     found = recorded()
-    summary, _ = shown(replace(found, arm=replace(found.arm, name=Arm.AMP, forced=True)))
+    summary, _ = shown(replace(found, precision=replace(found.precision, name=Precision.AMP, forced=True)))
     assert "(precision)" in summary.notes[-1]
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from build import ARM, RUN, Story
+from build import AMP, RUN, Story
 
 from ampmem.allocator.blocks import SnapshotSegment
 from ampmem.allocator.oom import pack_segments
@@ -15,7 +15,7 @@ from ampmem.analysis.comparison import Entry, compare, entry_of
 from ampmem.analysis.estimate import Prediction, prediction_of
 from ampmem.analysis.findings.base import Finding, Section
 from ampmem.analysis.timeline.categories import Category
-from ampmem.events import ArmRecord, Fact, OomRecord, Phase, PredictionRecord, Recording, TermsRecord
+from ampmem.events import Fact, OomRecord, Phase, PrecisionRecord, PredictionRecord, Recording, TermsRecord
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.reporters.html.comparison import compared_runs
 from ampmem.reporters.html.verdict import verdict_view
@@ -25,14 +25,14 @@ from ampmem.reporters.text.layout import PLAIN
 from ampmem.reporters.text.memory import render_peak
 from ampmem.reporters.text.plain_text import percent
 
-FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
-NO_CACHE = replace(ARM, name="amp-nocache", cache=False)
+FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
+NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 KIB = 1024
 MIB = 1024 * KIB
 
 
 def run(
-    arm: ArmRecord = FP32,
+    precision: PrecisionRecord = FP32,
     *,
     activations: int = 1000 * KIB,
     in_float32: int = 0,
@@ -54,7 +54,7 @@ def run(
         story.alloc(0x2000, copies, op="aten::_to_copy")
         story.fact(Fact.CAST_COPY, 0x2000, "weight")
     story.alloc(0x3000, activations - in_float32, op="aten::addmm")
-    story.fact(Fact.SAVED, 0x3000, "aten::addmm", dtype="float32" if arm is FP32 else "bfloat16")
+    story.fact(Fact.SAVED, 0x3000, "aten::addmm", dtype="float32" if precision is FP32 else "bfloat16")
     if in_float32:
         story.alloc(0x5000, in_float32, op="aten::_log_softmax")
         story.fact(Fact.SAVED, 0x5000, "aten::_log_softmax", dtype="float32")
@@ -67,7 +67,7 @@ def run(
         story.alloc(0x6000, update, op="aten::_foreach_add")
         story.free(0x6000)
     story.end(loss=1.0)
-    return story.recording(run=replace(RUN, script=script), arm=arm)
+    return story.recording(run=replace(RUN, script=script), precision=precision)
 
 
 def verdict(*recordings: Recording) -> Verdict:
@@ -78,10 +78,10 @@ def text(*recordings: Recording) -> str:
     return wording(verdict(*recordings)).text
 
 
-SAVES = run(), run(ARM, activations=740 * KIB, in_float32=480 * KIB, copies=100 * KIB)
-COSTS = run(), run(ARM, activations=980 * KIB, in_float32=960 * KIB, copies=100 * KIB)
-IN_THE_UPDATE = run(update=3000 * KIB), run(ARM, activations=500 * KIB, copies=100 * KIB, update=3000 * KIB)
-DIFFERENT_INSTANTS = run(update=900 * KIB), run(ARM, activations=400 * KIB, copies=100 * KIB, update=900 * KIB)
+SAVES = run(), run(AMP, activations=740 * KIB, in_float32=480 * KIB, copies=100 * KIB)
+COSTS = run(), run(AMP, activations=980 * KIB, in_float32=960 * KIB, copies=100 * KIB)
+IN_THE_UPDATE = run(update=3000 * KIB), run(AMP, activations=500 * KIB, copies=100 * KIB, update=3000 * KIB)
+DIFFERENT_INSTANTS = run(update=900 * KIB), run(AMP, activations=400 * KIB, copies=100 * KIB, update=900 * KIB)
 
 
 def test_amp_saves_and_the_parts_add_up() -> None:
@@ -107,13 +107,13 @@ def test_amp_saves_in_words() -> None:
 
 
 def test_activations_that_stay_float32_are_the_reason_only_where_they_are_enough() -> None:
-    told = text(run(), run(ARM, activations=940 * KIB, in_float32=100 * KIB))
+    told = text(run(), run(AMP, activations=940 * KIB, in_float32=100 * KIB))
     assert "fall by 60.0 KiB, to 0.94x; 100.0 KiB of the loss are FP32 at the end of forward." in told
     assert "because" not in told
 
 
 def test_a_half_is_called_a_half() -> None:
-    told = text(run(activations=10_000 * KIB), run(ARM, activations=5000 * KIB))
+    told = text(run(activations=10_000 * KIB), run(AMP, activations=5000 * KIB))
     assert told.startswith("Mixed precision lowers the peak from 10.2 to 5.3 MiB, -48 %, to about half: activations ")
     assert "fall by 4.9 MiB, to about half." in told
     assert "are FP32" not in told
@@ -170,7 +170,7 @@ def test_peaks_of_other_phases_are_different_instants() -> None:
 
 
 def test_peaks_of_one_phase_with_other_gradients_are_different_instants() -> None:
-    early = run(ARM, activations=900 * KIB)
+    early = run(AMP, activations=900 * KIB)
     story_without = replace(early, events=early.events)
     found = verdict(run(), story_without).answer
     assert found is not None
@@ -203,17 +203,17 @@ def test_whether_the_cache_matters(uncached: dict[str, int], words: str) -> None
 
 
 def test_next_to_no_activations_are_nothing_to_relate_to() -> None:
-    both = [entry_of(run(activations=4)), entry_of(run(ARM, activations=8194))]
+    both = [entry_of(run(activations=4)), entry_of(run(AMP, activations=8194))]
     assert [column.activation_ratio for column in compare(both).columns] == [None, None]
 
 
 def test_sizes_that_differ_a_little_read_differently() -> None:
-    told = text(run(activations=20_000 * KIB), run(ARM, activations=19_990 * KIB, in_float32=19_990 * KIB))
+    told = text(run(activations=20_000 * KIB), run(AMP, activations=19_990 * KIB, in_float32=19_990 * KIB))
     assert told.startswith("Mixed precision hardly changes the peak, 19.92 MiB without it and 19.91 MiB with it: ")
 
 
 def test_a_difference_of_a_few_bytes_has_no_digits_and_is_no_saving() -> None:
-    both = run(update=30_000 * KIB), run(ARM, activations=500 * KIB, copies=800 * KIB, update=30_000 * KIB - 2)
+    both = run(update=30_000 * KIB), run(AMP, activations=500 * KIB, copies=800 * KIB, update=30_000 * KIB - 2)
     assert text(*both).startswith("Mixed precision hardly changes the peak, 29.7 MiB without and with it: ")
     assert "At the peak" not in text(*both)
     found = judged_findings(compare([entry_of(each) for each in both]))[1]
@@ -279,7 +279,7 @@ def test_a_baseline_that_ran_out_of_memory_is_no_baseline() -> None:
 
 
 def test_recordings_that_differ_in_more_than_precision_are_no_answer() -> None:
-    found = verdict(SAVES[0], run(ARM, activations=740 * KIB, script="other.py"))
+    found = verdict(SAVES[0], run(AMP, activations=740 * KIB, script="other.py"))
     assert found.answer is None
     assert wording(found).text == "Peaks: fp32 1.4 MiB, amp 1.1 MiB."
 
@@ -424,7 +424,7 @@ def test_a_loss_is_told_as_measured() -> None:
     ],
 )
 def test_where_the_update_or_an_evaluation_sets_the_peak_no_batch_size_is_named(phase: Phase, change: str) -> None:
-    big = run(ARM, activations=995 * KIB, in_float32=990 * KIB, copies=100 * KIB, update=3000 * KIB, phase=phase)
+    big = run(AMP, activations=995 * KIB, in_float32=990 * KIB, copies=100 * KIB, update=3000 * KIB, phase=phase)
     compared = compare([entry_of(run(update=3000 * KIB, phase=phase)), entry_of(big)])
     (finding,) = [found for found in judged_findings(compared)[1] if found.code == "amp-saves-nothing"]
     assert finding.severity == "info"
@@ -432,11 +432,11 @@ def test_where_the_update_or_an_evaluation_sets_the_peak_no_batch_size_is_named(
 
 
 def test_other_scripts_judge_nothing() -> None:
-    assert codes(SAVES[0], run(ARM, activations=740 * KIB, script="other.py"))["amp"] == ["amp-saves"]
+    assert codes(SAVES[0], run(AMP, activations=740 * KIB, script="other.py"))["amp"] == ["amp-saves"]
 
 
 def test_a_finding_that_recordings_share_is_told_once() -> None:
-    uncached = replace(COSTS[1], arm=NO_CACHE)
+    uncached = replace(COSTS[1], precision=NO_CACHE)
     compared = compare([entry_of(recording) for recording in (*COSTS, uncached)])
     shared = [(found.code, labels) for found, labels in shared_findings(compared)]
     assert shared.count(("amp-saves-nothing", ["amp", "amp-nocache"])) == 1
@@ -445,22 +445,24 @@ def test_a_finding_that_recordings_share_is_told_once() -> None:
 def test_a_change_that_saves_more_in_one_precision_is_told_of_each() -> None:
     told = Finding(code="x", severity="advice", section=Section.PEAK, message="m", bytes=9, change="c", evidence=())
     entries = [entry_of(recording) for recording in SAVES]
-    of_arms = [replace(told, off_peak=size) for size in (7 * KIB, 6 * KIB)]
+    of_precisions = [replace(told, off_peak=size) for size in (7 * KIB, 6 * KIB)]
     entries = [
         replace(entry, summary=replace(entry.summary, findings=(finding,)))
-        for entry, finding in zip(entries, of_arms, strict=True)
+        for entry, finding in zip(entries, of_precisions, strict=True)
         if entry.summary is not None
     ]
     shared = [(found.saves, labels) for found, labels in shared_findings(compare(entries))]
     assert shared == [("7.0 KiB off the peak", ["fp32"]), ("6.0 KiB off the peak", ["amp"])]
 
 
-def judged_of_the_cache(code: str, arm: ArmRecord, *, copies: int, other_copies: int, update: int = 0) -> list[Finding]:
-    """What becomes of an estimate about the cache in a run under ``arm``, beside the run with the cache switched."""
-    other = ARM if arm is NO_CACHE else NO_CACHE
+def judged_of_the_cache(
+    code: str, precision: PrecisionRecord, *, copies: int, other_copies: int, update: int = 0
+) -> list[Finding]:
+    """What becomes of an estimate about the cache in a run under ``precision``, beside the run with it switched."""
+    other = AMP if precision is NO_CACHE else NO_CACHE
     runs = [
         entry_of(run(which, activations=500 * KIB, copies=size, update=update))
-        for which, size in ((arm, copies), (other, other_copies))
+        for which, size in ((precision, copies), (other, other_copies))
     ]
     summary = runs[0].summary
     assert summary is not None
@@ -478,7 +480,7 @@ def judged_of_the_cache(code: str, arm: ArmRecord, *, copies: int, other_copies:
 
 
 def test_what_the_cache_takes_is_what_the_run_without_it_took_less() -> None:
-    (finding,) = judged_of_the_cache("cache-off-saves", ARM, copies=100 * KIB, other_copies=40 * KIB)
+    (finding,) = judged_of_the_cache("cache-off-saves", AMP, copies=100 * KIB, other_copies=40 * KIB)
     assert (finding.severity, finding.bytes, finding.off_peak) == ("advice", 60 * KIB, 60 * KIB)
     assert finding.message == (
         "without autocast's cache (amp-nocache) the cast copies take 60.0 KiB less at their peak, and the run's peak "
@@ -496,17 +498,17 @@ def test_what_does_not_lower_the_peak_is_no_advice() -> None:
 
 @pytest.mark.parametrize("code", ["cache-off-saves", "cache-off-costs"])
 def test_an_estimate_that_the_other_run_does_not_bear_out_is_not_told(code: str) -> None:
-    assert judged_of_the_cache(code, ARM, copies=100 * KIB, other_copies=100 * KIB) == []
+    assert judged_of_the_cache(code, AMP, copies=100 * KIB, other_copies=100 * KIB) == []
 
 
 def test_what_the_cache_spares_is_told_with_what_the_peak_would_be() -> None:
-    (finding,) = judged_of_the_cache("cache-off-costs", ARM, copies=40 * KIB, other_copies=100 * KIB)
+    (finding,) = judged_of_the_cache("cache-off-costs", AMP, copies=40 * KIB, other_copies=100 * KIB)
     assert (finding.severity, finding.bytes) == ("advice", 60 * KIB)
     assert finding.message.endswith("take 60.0 KiB more at their peak, and the run's peak is 60.0 KiB higher.")
 
 
 def test_a_little_is_told_as_a_little() -> None:
-    small = run(update=30_000 * KIB), run(ARM, activations=500 * KIB, copies=800 * KIB, update=29_900 * KIB)
+    small = run(update=30_000 * KIB), run(AMP, activations=500 * KIB, copies=800 * KIB, update=29_900 * KIB)
     (finding,) = [
         found for found in judged_findings(compare([entry_of(each) for each in small]))[1] if "saves" in found.code
     ]
@@ -514,7 +516,7 @@ def test_a_little_is_told_as_a_little() -> None:
 
 
 def test_no_batch_size_is_advised_where_the_update_sets_the_peak() -> None:
-    recording = run(ARM, activations=500 * KIB, copies=600 * KIB, update=3000 * KIB)
+    recording = run(AMP, activations=500 * KIB, copies=600 * KIB, update=3000 * KIB)
     loaded = replace(recording, steps=(replace(recording.steps[0], batch_size=8, batch_loaded=True),))
     for each, advised in ((loaded, False), (run_with_batch(8), True)):
         summary = entry_of(each).summary
@@ -525,5 +527,5 @@ def test_no_batch_size_is_advised_where_the_update_sets_the_peak() -> None:
 
 def run_with_batch(size: int) -> Recording:
     """Copies cost more than the activations save, and the peak is in backward."""
-    recording = run(ARM, activations=500 * KIB, copies=600 * KIB)
+    recording = run(AMP, activations=500 * KIB, copies=600 * KIB)
     return replace(recording, steps=(replace(recording.steps[0], batch_size=size, batch_loaded=True),))

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from build import ARM, Story
+from build import AMP, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.casts import CopyCount, cast_eligible
-from ampmem.events import ArmRecord, Fact, Phase, Recording
+from ampmem.events import Fact, Phase, PrecisionRecord, Recording
 
 NONE = CopyCount(copies=0, bytes=0)
 
@@ -88,7 +88,7 @@ def test_what_the_cache_let_go_of_before_the_mark_is_not_held_by_it_then() -> No
     assert (holders.autograd.copies, holders.neither.copies) == (2, 2)
 
 
-def open_region(arm: ArmRecord = ARM) -> Recording:
+def open_region(precision: PrecisionRecord = AMP) -> Recording:
     """A first copy that a clear left alone, then one of each kind; the recording ends with all of them alive."""
     story = Story()
     story.parameter(0x100, "weight", 10)
@@ -102,7 +102,7 @@ def open_region(arm: ArmRecord = ARM) -> Recording:
     copy(story, 0x5000, "weight", 10, uses=2)
     story.fact(Fact.VIEW_CAST, 0x5000, "weight")
     story.end(Phase.BACKWARD)
-    return story.recording(arm=arm)
+    return story.recording(precision=precision)
 
 
 def test_a_cache_that_was_not_cleared_yet_holds_what_it_can_hold() -> None:
@@ -114,8 +114,8 @@ def test_a_cache_that_was_not_cleared_yet_holds_what_it_can_hold() -> None:
 
 
 def test_without_a_cache_only_what_was_seen_in_one_counts() -> None:
-    arm = replace(ARM, name="amp-nocache", cache=False)
-    assert analyse(open_region(arm)).ledger.cached.tolist() == [False, True, False, False, False]
+    precision = replace(AMP, name="amp-nocache", cache=False)
+    assert analyse(open_region(precision)).ledger.cached.tolist() == [False, True, False, False, False]
 
 
 def test_recomputed_and_other_copies_and_phases_of_each_step() -> None:
@@ -141,7 +141,7 @@ def test_a_parameter_in_the_memory_of_another_is_not_eligible_twice() -> None:
     twin = replace(recording.parameters[1], shares="both")
     assert cast_eligible(analyse(recording)) == 40
     assert cast_eligible(analyse(replace(recording, parameters=(recording.parameters[0], twin)))) == 10
-    assert cast_eligible(analyse(replace(recording, arm=replace(ARM, name="fp32")))) is None
+    assert cast_eligible(analyse(replace(recording, precision=replace(AMP, name="fp32")))) is None
 
 
 def test_thousands_of_parameters() -> None:

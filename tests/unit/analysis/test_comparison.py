@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import ARM, Story, small_run, write
-from build import arm_run as run
+from build import AMP, Story, small_run, write
+from build import precision_run as run
 from click.testing import CliRunner
 
 import ampmem
@@ -25,7 +25,6 @@ from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.vocabulary import Mark
 
-AMP = ARM
 NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 
 
@@ -136,7 +135,7 @@ def test_the_last_batch_of_a_loader_is_not_compared_where_it_is_smaller() -> Non
     assert steps_of(compare(entries(*unknown))) == (2, 2)
 
 
-def test_the_step_is_one_that_a_failed_arm_has_too() -> None:
+def test_the_step_is_one_that_a_failed_precision_has_too() -> None:
     amp = replace(entry_of(run(AMP, losses=(2.0,))), failure="RuntimeError: out of memory")
     comparison = compare([*entries(run()), amp])
     assert steps_of(comparison) == (0, 0)
@@ -215,7 +214,7 @@ def test_nothing_at_all_is_still_a_report() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arms", "names", "labels"),
+    ("precisions", "names", "labels"),
     [
         (("fp32", "amp"), ("a", "b"), ["fp32", "amp"]),
         (("amp", "amp", "fp32"), ("a", "b", "c"), ["amp a", "amp b", "fp32"]),
@@ -223,8 +222,8 @@ def test_nothing_at_all_is_still_a_report() -> None:
         (("amp", "amp"), ("", ""), ["amp #1", "amp #2"]),
     ],
 )
-def test_labels(arms: tuple[str, ...], names: tuple[str, ...], labels: list[str]) -> None:
-    plain = [Entry(label=arm, summary=None) for arm in arms]
+def test_labels(precisions: tuple[str, ...], names: tuple[str, ...], labels: list[str]) -> None:
+    plain = [Entry(label=precision, summary=None) for precision in precisions]
     assert [entry.label for entry in distinct(plain, names)] == labels
 
 
@@ -292,7 +291,7 @@ def test_show_of_several_files_is_their_comparison(tmp_path: Path) -> None:
     assert [summary["arm"]["name"] for summary in json.loads(as_json.output)] == ["fp32", "amp"]
 
 
-def test_show_labels_files_of_one_arm_with_their_names(tmp_path: Path) -> None:
+def test_show_labels_files_of_one_precision_with_their_names(tmp_path: Path) -> None:
     paths = [write(tmp_path / name, run(AMP)) for name in ("a.ampmem", "b.ampmem")]
     done = CliRunner().invoke(show, list(map(str, paths)), catch_exceptions=False)
     assert "amp a.ampmem: amp, bfloat16, cache on" in done.output

@@ -124,7 +124,7 @@ def products(*lines: tuple[int, int]) -> Side:
         story.fact(Fact.SAVED, 0x20 + i, "MulBackward0")
     story.enter(Phase.BACKWARD)
     story.end(Phase.OPTIMIZER)
-    return side_of(story.recording(arm=FP32), "a run")
+    return side_of(story.recording(precision=FP32), "a run")
 
 
 def test_another_line_of_the_same_function_is_the_one_that_is_named() -> None:

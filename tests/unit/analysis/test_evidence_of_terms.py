@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from build import ARM, RUN, Story
+from build import AMP, RUN, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import StaticComponent, unknown_of
@@ -11,7 +11,7 @@ from ampmem.events import Fact, OptimizerRecord, Phase, Recording
 from ampmem.names import NOT_KNOWN
 from ampmem.vocabulary import SourceKind
 
-FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
+FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 
 
 def component(recording: Recording, mark: str, name: str) -> StaticComponent:
@@ -45,12 +45,12 @@ def story_of(steps: int = 1, *, gradients_at: int = 0x5000) -> Story:
 
 
 def test_gradients_count_as_freed_only_where_their_memory_was_seen_to_die() -> None:
-    freed = story_of(2).recording(arm=FP32)
+    freed = story_of(2).recording(precision=FP32)
     assert reasons(freed, "after_forward", "gradients") == {
         "gradients freed before this mark": ("up.weight", "down.weight")
     }
     # Nothing is known of the memory that these facts are about.
-    lost = story_of(2, gradients_at=0xA000).recording(arm=FP32)
+    lost = story_of(2, gradients_at=0xA000).recording(precision=FP32)
     for mark in ("after_forward", "after_backward"):
         found = component(lost, mark, "gradients")
         assert (found.terms, found.residual_bytes, found.explained) == ((), -600, False)
@@ -58,10 +58,10 @@ def test_gradients_count_as_freed_only_where_their_memory_was_seen_to_die() -> N
 
 def test_a_parameter_is_not_there_yet_gone_or_not_explained() -> None:
     story = story_of()
-    records = story.recording(arm=FP32).parameters
+    records = story.recording(precision=FP32).parameters
     late, never = (replace(records[1], name=name) for name in ("late", "never"))
     story.tensor(Fact.PARAMETER, 0x7000, 200, "late")
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     found = component(replace(recording, parameters=(*records, late)), "after_forward", "parameters")
     assert [(term.why, term.bytes, term.names) for term in found.terms] == [
         ("parameters made after this mark", -200, ("late",))
@@ -82,7 +82,7 @@ def test_what_the_next_event_makes_comes_after_the_mark(before: bool, why: str |
         story.parameter(0x2000, "late", 50)
     story.end()
     expected = {why: ("late",)} if why else {}
-    assert reasons(story.recording(arm=FP32), "after_forward", "parameters") == expected
+    assert reasons(story.recording(precision=FP32), "after_forward", "parameters") == expected
 
 
 def test_a_gradient_that_is_seen_at_the_instant_of_a_mark_came_later() -> None:
@@ -94,7 +94,7 @@ def test_a_gradient_that_is_seen_at_the_instant_of_a_mark_came_later() -> None:
     story.fact(Fact.GRADIENT, 0x2000, "a", dtype="float32", at=mark)
     story.end(Phase.BETWEEN)
     why = "no gradient before this mark: the first came later"
-    assert reasons(story.recording(arm=FP32), "after_forward", "gradients") == {why: ("a",)}
+    assert reasons(story.recording(precision=FP32), "after_forward", "gradients") == {why: ("a",)}
 
 
 def test_an_update_that_ends_at_its_mark_is_done() -> None:
@@ -108,7 +108,7 @@ def test_an_update_that_ends_at_its_mark_is_done() -> None:
     for address, key in ((0x4000, "exp_avg"), (0x5000, "exp_avg_sq")):
         story.tensor(Fact.OPTIMIZER_STATE, address, 400, f"{key} of a")
     story.end(Phase.BETWEEN)
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     recording = replace(recording, parameters=tuple(replace(each, optimizer=0) for each in recording.parameters))
     before, after = (reasons(recording, mark, "optimizer_state") for mark in ("after_backward", "after_optimizer"))
     assert before == {"no optimizer state before the first update": ("a", "b")}
@@ -126,7 +126,7 @@ def test_copies_of_the_model_are_told_while_they_are_alive() -> None:
     story.begin(0, Phase.FORWARD)
     story.free(0x3000)
     story.end(Phase.BACKWARD)
-    found = component(story.recording(arm=FP32), "after_forward", "parameters")
+    found = component(story.recording(precision=FP32), "after_forward", "parameters")
     why = "parameters of modules that did not run, such as copies of the model"
     assert [(term.why, term.bytes, term.names) for term in found.terms] == [(why, 400, ("ema.weight",))]
 
@@ -142,14 +142,14 @@ def test_what_is_seen_in_two_parts_at_one_instant_is_one_gradient(together: bool
     when = story.fact(Fact.GRADIENT, 0x2000, "weight")
     story.fact(Fact.GRADIENT, 0x3000, "weight", at=when if together else None)
     story.end(Phase.BETWEEN)
-    found = component(story.recording(arm=FP32), "after_backward", "gradients")
+    found = component(story.recording(precision=FP32), "after_backward", "gradients")
     why = "more than one gradient of a parameter is alive"
     assert sum(term.bytes for term in found.terms if term.why == why) == several
     assert found.explained
 
 
 @pytest.mark.parametrize(
-    ("arm", "parameters", "optimizer", "unknown"),
+    ("precision", "parameters", "optimizer", "unknown"),
     [
         ("amp", True, "AdamW", ()),
         ("as-is", True, "AdamW", ("precision",)),
@@ -159,9 +159,11 @@ def test_what_is_seen_in_two_parts_at_one_instant_is_one_gradient(together: bool
     ],
 )
 def test_a_snapshot_is_judged_only_where_all_of_a_recipe_is_known(
-    arm: str, parameters: bool, optimizer: str, unknown: tuple[str, ...]
+    precision: str, parameters: bool, optimizer: str, unknown: tuple[str, ...]
 ) -> None:
-    recording = story_of().recording(run=replace(RUN, source=SourceKind.SNAPSHOT), arm=replace(ARM, name=arm))
+    recording = story_of().recording(
+        run=replace(RUN, source=SourceKind.SNAPSHOT), precision=replace(AMP, name=precision)
+    )
     recording = replace(
         recording,
         parameters=recording.parameters if parameters else (),
@@ -172,7 +174,7 @@ def test_a_snapshot_is_judged_only_where_all_of_a_recipe_is_known(
 
 
 def test_overlapping_parameters_are_told_with_their_own_bytes() -> None:
-    recording = story_of().recording(arm=FP32)
+    recording = story_of().recording(precision=FP32)
     up, down = recording.parameters
     # ``down`` lies in the memory of ``up`` but for 20 of its bytes: then 20 are all that it may add.
     overlapping = replace(recording, parameters=(up, replace(down, overlap=180)))
@@ -250,7 +252,7 @@ def with_states(*keys: str, class_name: str = "AdamW", settings: dict[str, float
     for number, key in enumerate(keys):
         story.tensor(Fact.OPTIMIZER_STATE, 0x8000 + number, 400, f"{key} of up.weight")
     story.end(Phase.BETWEEN)
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     record = OptimizerRecord(class_name=class_name, implementation="for-loop", settings=settings or {})
     parameters = tuple(replace(each, optimizer=0) for each in recording.parameters)
     return replace(recording, parameters=parameters[:1], optimizers=(record,))

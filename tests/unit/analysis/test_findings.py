@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build import ARM, RUN, Story, small_run
+from build import AMP, RUN, Story, small_run
 
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.trace import CallTrace
@@ -16,7 +16,7 @@ from ampmem.analysis.findings import CHECKS, OF_INFERENCE, findings, whole_run
 from ampmem.analysis.findings.base import Finding, TrainingRun, own_frame
 from ampmem.analysis.findings.precision import IN_EVALUATION, fp32_activations
 from ampmem.analysis.summary import summarize
-from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
+from ampmem.events import OTHER_THREADS, Action, Fact, Phase, PrecisionRecord, Recording
 from ampmem.names import MAPPED, shape_text
 from ampmem.reporters.base import Detail, Report
 from ampmem.reporters.text.run import change_of
@@ -24,7 +24,7 @@ from ampmem.reporters.text.table import render_reports
 from ampmem.vocabulary import SourceKind
 
 MIB = 1 << 20
-FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
+FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 
 
 def told(recording: Recording) -> dict[str, Finding]:
@@ -306,19 +306,19 @@ def odd() -> Iterator[Story]:
     yield run(Story(), steps=1)
 
 
-ARMS = [
+PRECISIONS = [
     FP32,
-    ARM,
-    replace(ARM, name="amp-nocache", cache=False),
-    ArmRecord(name="as-is", dtype=None, cache=None, scaler=False),
-    replace(ARM, dtype="float16", scaler=True),
+    AMP,
+    replace(AMP, name="amp-nocache", cache=False),
+    PrecisionRecord(name="as-is", dtype=None, cache=None, scaler=False),
+    replace(AMP, dtype="float16", scaler=True),
 ]
 
 
-@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: f"{arm.name}-{arm.dtype}")
+@pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: f"{precision.name}-{precision.dtype}")
 @pytest.mark.parametrize("index", range(7))
-def test_odd_recordings_break_no_check(index: int, arm: ArmRecord) -> None:
-    run = TrainingRun(analysis=analyse(list(odd())[index].recording(arm=arm)))
+def test_odd_recordings_break_no_check(index: int, precision: PrecisionRecord) -> None:
+    run = TrainingRun(analysis=analyse(list(odd())[index].recording(precision=precision)))
     for check in CHECKS:
         finding = check(run)
         assert finding is None or finding.bytes is None or finding.bytes > 0
@@ -345,7 +345,7 @@ def test_the_change_of_every_finding_with_a_number_is_made_in_a_test() -> None:
 
 
 def test_what_is_wrong_comes_before_what_could_be_better() -> None:
-    recording = run(Story(), skipped=True).recording(arm=replace(ARM, dtype="float16"))
+    recording = run(Story(), skipped=True).recording(precision=replace(AMP, dtype="float16"))
     severities = [finding.severity for finding in findings(analyse(recording))]
     assert severities == sorted(severities, key=["warning", "advice", "info"].index)
     assert {"warning", "info"} <= set(severities)
@@ -379,36 +379,36 @@ def test_a_finding_is_shown_from_a_kibibyte_and_half_a_percent_of_the_peak_on(
 
 
 def test_float16_without_a_scaler() -> None:
-    found = told(run(Story()).recording(arm=replace(ARM, dtype="float16")))["fp16-without-scaler"]
+    found = told(run(Story()).recording(precision=replace(AMP, dtype="float16")))["fp16-without-scaler"]
     assert (found.bytes, found.severity) == (None, "warning")
-    for arm in (ARM, FP32, replace(ARM, dtype="float16", scaler=True)):
-        assert "fp16-without-scaler" not in told(run(Story()).recording(arm=arm))
+    for precision in (AMP, FP32, replace(AMP, dtype="float16", scaler=True)):
+        assert "fp16-without-scaler" not in told(run(Story()).recording(precision=precision))
 
 
 @pytest.mark.parametrize(
-    ("seen", "arm", "change"),
+    ("seen", "precision", "change"),
     [
-        ("float32", ARM, "with torch.autocast("),
-        ("bfloat16", ARM, None),
-        ("", ARM, None),  # of no type, which says nothing
+        ("float32", AMP, "with torch.autocast("),
+        ("bfloat16", AMP, None),
+        ("", AMP, None),  # of no type, which says nothing
         ("float32", FP32, None),
-        ("float32", replace(ARM, dtype=None), "with torch.autocast("),
+        ("float32", replace(AMP, dtype=None), "with torch.autocast("),
     ],
 )
-def test_autocast_that_casts_nothing(seen: str, arm: ArmRecord, change: str | None) -> None:
+def test_autocast_that_casts_nothing(seen: str, precision: PrecisionRecord, change: str | None) -> None:
     story = Story(weight=100)
     story.begin(0, Phase.FORWARD)
     for number in range(3):
         story.tensor(Fact.OUTPUT, 0x2000 + number, 400, "aten::mm", op="aten::mm", dtype=seen)
     story.end(Phase.BACKWARD)
-    found = told(story.recording(arm=arm)).get("no-autocast-effect")
+    found = told(story.recording(precision=precision)).get("no-autocast-effect")
     assert (found is None) == (change is None)
     if found is not None and change is not None:
         assert found.change.startswith(change)
         assert found.evidence == ("device: cpu", "op results seen, none in low precision: 3")
-        assert found.message.startswith("autocast was on" if arm.dtype else "autocast was requested")
+        assert found.message.startswith("autocast was on" if precision.dtype else "autocast was requested")
     story.fact(Fact.CAST_COPY, 0x2000, "weight")
-    assert "no-autocast-effect" not in told(story.recording(arm=arm))
+    assert "no-autocast-effect" not in told(story.recording(precision=precision))
 
 
 def test_a_model_in_float64_is_told_that_autocast_leaves_that() -> None:
@@ -486,7 +486,7 @@ def test_gradients_of_a_shared_bucket_are_let_be() -> None:
         story.fact(Fact.GRADIENT, 0x4000, "a")
         story.fact(Fact.GRADIENT, 0x4000, "b")
         story.end(Phase.OPTIMIZER)
-    assert "gradients-through-forward" not in told(story.recording(arm=FP32))
+    assert "gradients-through-forward" not in told(story.recording(precision=FP32))
 
 
 def closures(*, zero_first: bool, file: str = "train.py") -> Story:
@@ -519,15 +519,15 @@ def closures(*, zero_first: bool, file: str = "train.py") -> Story:
 
 
 def test_gradients_that_this_step_made_itself_are_none_that_can_go() -> None:
-    found = told(closures(zero_first=False).recording(arm=FP32))["gradients-through-forward"]
+    found = told(closures(zero_first=False).recording(precision=FP32))["gradients-through-forward"]
     assert (found.bytes, found.off_peak) == (4000, None)
     assert found.change.endswith("optimizer.zero_grad() right after optimizer.step()")
-    assert "gradients-through-forward" not in told(closures(zero_first=True).recording(arm=FP32))
+    assert "gradients-through-forward" not in told(closures(zero_first=True).recording(precision=FP32))
 
 
 def test_where_lightning_steps_the_change_is_one_of_its_module() -> None:
     file = "/venv/lightning/pytorch/loops/optimization/automatic.py"
-    found = told(closures(zero_first=False, file=file).recording(arm=FP32))["gradients-through-forward"]
+    found = told(closures(zero_first=False, file=file).recording(precision=FP32))["gradients-through-forward"]
     assert found.change.endswith("in the LightningModule's optimizer_step, after super().optimizer_step(...)")
 
 
@@ -538,7 +538,7 @@ def test_growth_is_told_from_three_steps_and_a_kibibyte_on(steps: int, size: int
         story.begin(step, Phase.BACKWARD)
         story.alloc(0x2000 + step, size, op="aten::clone", stack="train.py:3 main")
         story.end()
-    found = told(story.recording(arm=FP32)).get("steady-growth")
+    found = told(story.recording(precision=FP32)).get("steady-growth")
     assert (None if found is None else found.bytes) == expected
     if found is not None:
         assert found.evidence[1] == "aten::clone at train.py:3 main: 1.0 KiB (1,024 bytes) per step"
@@ -554,7 +554,7 @@ def test_what_grows_between_the_steps_is_named_by_its_holder(size: int, held_fro
         story.end()
     for step in range(held_from, 4):
         story.fact(Fact.HELD, 0x2000 + step, f"kept[{step}]")
-    found = told(story.recording(arm=FP32)).get("steady-growth")
+    found = told(story.recording(precision=FP32)).get("steady-growth")
     if size < 1024:
         assert found is None
         return
@@ -582,7 +582,7 @@ def test_what_an_op_allocated_and_a_variable_holds_is_counted_once() -> None:
         story.end()
     for step in range(4):
         story.fact(Fact.HELD, 0x2000 + step, f"kept[{step}]")
-    found = told(story.recording(arm=FP32))["steady-growth"]
+    found = told(story.recording(precision=FP32))["steady-growth"]
     assert found.bytes == 4000
     assert found.evidence[1:] == ("aten::clone: 3.9 KiB (4,000 bytes) per step",)
 
@@ -602,7 +602,7 @@ def test_holders_have_kept_no_more_than_all_such_memory_grew_by() -> None:
     for step in range(4):
         story.fact(Fact.HELD, 0x2000 + step, f"first[{step}]")
         story.fact(Fact.HELD, 0x3000 + step, f"second[{step}]")
-    found = told(story.recording(arm=FP32))["steady-growth"]
+    found = told(story.recording(precision=FP32))["steady-growth"]
     assert found.bytes == 5000
     assert [line.partition(",")[0] for line in found.evidence[1:]] == ["held by first[*]", "held by second[*]"]
     assert [line.rpartition(": ")[2] for line in found.evidence[1:]] == [
@@ -623,7 +623,7 @@ def test_growth_may_be_another_threads_only_where_it_was_not_seen_to_be_the_reco
         else:
             story.alloc(0x2000 + step, 4096)
         story.end()
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     found = told(replace(recording, run=replace(recording.run, source=source)))["steady-growth"]
     assert found.severity == "info"
     assert "it may be another thread's or a library's" in found.message
@@ -639,7 +639,7 @@ def test_a_batch_that_is_loaded_a_step_ahead_is_no_growth(named: bool) -> None:
             story.free(0x2000 + step - 1)
         story.alloc(0x2001 + step, 8192, op="aten::stack" if named else "")
         story.end(Phase.BACKWARD)
-    assert "steady-growth" not in told(story.recording(arm=FP32))
+    assert "steady-growth" not in told(story.recording(precision=FP32))
 
 
 def test_two_micro_batches_a_step_of_which_one_is_loaded_ahead_do_not_grow() -> None:
@@ -657,7 +657,7 @@ def test_two_micro_batches_a_step_of_which_one_is_loaded_ahead_do_not_grow() -> 
         story.end(Phase.BETWEEN)
     for number, holder in ((4, "group[0][x]"), (5, "group[1][x]"), (6, "ahead[x]")):
         story.fact(Fact.HELD, 0x2000 + number, holder)
-    assert "steady-growth" not in told(story.recording(arm=FP32))
+    assert "steady-growth" not in told(story.recording(precision=FP32))
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -677,7 +677,7 @@ def test_batches_of_workers_grow_only_if_those_that_a_model_was_given_stay(kept:
         story.alloc(0x8000, 10, op="aten::mm")
         story.free(0x8000)
         story.end()
-    found = told(story.recording(arm=FP32)).get("steady-growth")
+    found = told(story.recording(precision=FP32)).get("steady-growth")
     assert (found is not None) == kept
     if found is not None:
         assert (found.severity, found.bytes) == ("warning", 4096)
@@ -697,7 +697,7 @@ def test_batches_that_were_loaded_before_the_recording_make_room_for_others(befo
         story.free(0x2000 + step)
         story.alloc(0x3000 + step, 4096)
         story.end(Phase.BACKWARD)
-    assert ("steady-growth" in told(story.recording(arm=FP32))) == grows
+    assert ("steady-growth" in told(story.recording(precision=FP32))) == grows
 
 
 @pytest.mark.parametrize(
@@ -725,7 +725,7 @@ def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int 
     assert found.evidence[0] == f"kept for {op}: 4.9 KiB"
     assert found.off_peak == off_peak
     assert found.severity == ("info" if off_peak is None else "advice")
-    assert fp32_activations(TrainingRun(analysis=analyse(story.recording(arm=FP32)))) is None
+    assert fp32_activations(TrainingRun(analysis=analyse(story.recording(precision=FP32)))) is None
 
 
 @pytest.mark.parametrize(
@@ -767,7 +767,7 @@ def with_held_outputs(*variables: tuple[int, str]) -> Recording:
         story.enter(Phase.OPTIMIZER)
         story.end(Phase.BETWEEN)
         story.free(0x2000, 0x3000)
-    return story.recording(arm=FP32)
+    return story.recording(precision=FP32)
 
 
 @pytest.mark.parametrize(
@@ -857,7 +857,7 @@ def test_what_made_a_tensor_is_told_from_what_it_was_saved_for(op: str, saved_fo
     story.alloc(0x2000, 4096, op=op, module="fc", stack="net.py:3 forward")
     story.fact(Fact.SAVED, 0x2000, saved_for)
     story.end(Phase.BACKWARD)
-    found = TrainingRun(analysis=analyse(story.recording(arm=FP32)))
+    found = TrainingRun(analysis=analyse(story.recording(precision=FP32)))
     (place,) = np.flatnonzero(found.analysis.lifetimes.bytes == 4096)
     assert found.describe(int(place)) == words
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from build import ARM, Story
+from build import AMP, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings import findings
@@ -12,7 +12,7 @@ from ampmem.analysis.findings.base import Finding
 from ampmem.events import Fact, Phase, Recording
 from ampmem.vocabulary import Communication
 
-NO_CACHE = replace(ARM, name="amp-nocache", cache=False)
+NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 
 
 def told(recording: Recording) -> dict[str, Finding]:
@@ -136,7 +136,7 @@ def test_without_the_cache_idle_copies_live_one_at_a_time_and_saved_ones_once_fo
     if found is not None:
         assert found.evidence == (f"weight: {sum(idle) / 1024:.1f} KiB",)  # of one step
         assert found.message.startswith(f"{sum(idle) / 1024:.1f} KiB of cast copies stay alive only")
-    assert "cache-off-saves" not in told(replace(recording, arm=NO_CACHE))
+    assert "cache-off-saves" not in told(replace(recording, precision=NO_CACHE))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_cache_would_keep_one_copy_of_each_trained_parameter(
     story.enter(Phase.BACKWARD)
     story.free(*(0x2000 + number for number in range(len(made))))
     story.end()
-    found = told(story.recording(arm=NO_CACHE)).get("cache-on-saves")
+    found = told(story.recording(precision=NO_CACHE)).get("cache-on-saves")
     assert (found and found.bytes, found and found.off_peak) == (size, size)
     assert "cache-on-saves" not in told(story.recording())
 

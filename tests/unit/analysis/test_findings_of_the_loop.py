@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import ARM, Story
+from build import AMP, Story
 from failures import ended
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from ampmem.analysis.findings import findings
 from ampmem.analysis.findings.base import Finding, TrainingRun
 from ampmem.events import Action, Fact, OptimizerRecord, Phase, Recording
 
-FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
+FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 Settings = Mapping[str, bool | float | None]
 Made = tuple[Story, list[tuple[int, int, int]]]
 
@@ -57,7 +57,7 @@ def runs(draw: st.DrawFn) -> Made:
 def test_off_peak_is_the_difference_of_two_replays(made: Made, data: st.DataObject) -> None:
     """Of the last step that reaches 99.5 % of the run's peak, once as it was and once with smaller allocations."""
     story, events = made
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     run = TrainingRun(analysis=analyse(recording))
     count = len(run.analysis.lifetimes)
     less = np.array(data.draw(st.lists(st.sampled_from([0, 0, 500, 1000]), min_size=count, max_size=count)), np.int64)
@@ -111,7 +111,7 @@ def updating(
         story.enter(Phase.BETWEEN)
         story.free(0x4000, 0x5000)
         story.end()
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     owners = iter(of)
     parameters = tuple(
         replace(each, optimizer=next(owners) if each.trainable else None) for each in recording.parameters
@@ -276,7 +276,7 @@ def zeroed_in_place(
             story.enter(Phase.FORWARD)
         story.enter(Phase.OPTIMIZER)
         story.end(Phase.BETWEEN)
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     records = zip(recording.parameters, of, strict=True)
     parameters = tuple(replace(each, optimizer=by, shares=(shares or {}).get(each.name)) for each, by in records)
     return replace(recording, parameters=parameters)
@@ -317,7 +317,7 @@ def zeroed_late(*, optimizers: int = 1) -> Recording:
         story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
         story.enter(Phase.OPTIMIZER)
         story.end(Phase.BETWEEN)
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     return replace(recording, optimizers=recording.optimizers * optimizers)
 
 
@@ -348,7 +348,7 @@ def test_gradients_from_before_the_recording_that_go_in_forward_were_used_before
             story.enter(Phase.FORWARD)
         story.enter(Phase.OPTIMIZER)
         story.end(Phase.BETWEEN)
-    found = told(story.recording(arm=FP32))["gradients-through-forward"]
+    found = told(story.recording(precision=FP32))["gradients-through-forward"]
     assert (found.bytes, found.off_peak) == (4000, 4000)
 
 
@@ -378,7 +378,7 @@ def holding(
         story.enter(Phase.OPTIMIZER)
         story.end(Phase.BETWEEN)
         story.free(*addresses)
-    return story.recording(arm=FP32)
+    return story.recording(precision=FP32)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ def test_only_what_forward_made_is_an_output(phase: Phase, told_of: bool) -> Non
         story.free(0x4000)
         story.end(Phase.BETWEEN)
         story.free(0x2000)
-    assert ("outputs-kept" in told(story.recording(arm=FP32))) == told_of
+    assert ("outputs-kept" in told(story.recording(precision=FP32))) == told_of
 
 
 def test_the_outputs_of_the_only_step_are_told() -> None:

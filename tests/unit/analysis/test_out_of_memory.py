@@ -12,14 +12,14 @@ from ampmem.allocator.oom import Reason
 from ampmem.analysis.out_of_memory import FailedRequest, ToCome, advise_command
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.fit import varied_arguments
-from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording
+from ampmem.events import AllocatorRecord, Fact, OptimizerRecord, Phase, PrecisionRecord, Recording
 from ampmem.reporters.html.run import said_of
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
 
 ADAM = OptimizerRecord(class_name="Adam", implementation="foreach", bases=("Optimizer",), stepped=False)
-AMP = ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
+AMP = PrecisionRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
 
 
 def told(recording: Recording) -> FailedRequest:
@@ -130,7 +130,7 @@ def chunks(steps: int = 2) -> Recording:
         story.free(0x5000)
         story.end()
     story.now += 10
-    return ended(story, story.now, (400, 4000), step=steps - 1, arm=AMP)
+    return ended(story, story.now, (400, 4000), step=steps - 1, precision=AMP)
 
 
 def in_a_first_foreach_update() -> Recording:
@@ -190,7 +190,7 @@ def test_advice_for_the_peak_that_would_not_have_helped_is_not_given() -> None:
         story.free(0x2000)
         story.end(Phase.OPTIMIZER)
     story.now += 10
-    failed = ended(story, story.now, (400,), step=1, arm=AMP)
+    failed = ended(story, story.now, (400,), step=1, precision=AMP)
     went_on = replace(failed, steps=tuple(replace(step, finished=True) for step in failed.steps))
     assert "fp32-activations" in [finding.code for finding in summarize(went_on).findings]
     assert "fp32-activations" not in [finding.code for finding in summarize(failed).findings]
@@ -272,7 +272,9 @@ def test_the_commands_run_the_same_script_with_the_same_options(
     recording = in_forward()
     forced = replace(AMP, forced=True)
     oom = replace(recording.ooms[0], total=81_090 << 20)
-    commands = [shlex.split(line) for line in told(replace(recording, run=run, arm=forced, ooms=(oom,))).next_commands]
+    commands = [
+        shlex.split(line) for line in told(replace(recording, run=run, precision=forced, ooms=(oom,))).next_commands
+    ]
     shared = ["--assume", "nonzero=0.5", "--dtype", "bf16", "--step-on", "backward"]
     assert commands[-1] == [
         *("ampmem", "profile", "--device", "sim", "--gpu", "b200", "--precision", "amp"),
@@ -281,7 +283,7 @@ def test_the_commands_run_the_same_script_with_the_same_options(
     fit = ["ampmem", "fit", "--gpu", "h100", "--precision", "amp", *shared, "my train.py", *varied]
     advise = ["ampmem", "advise", "--gpu", "h100", "--precision", "amp", *shared, "my train.py", *arguments]
     assert commands[:-1] == ([fit, advise] if varied else [advise])
-    narrow = render(summarize(replace(recording, run=run, arm=forced, ooms=(oom,))), (), layout=Layout(width=40))
+    narrow = render(summarize(replace(recording, run=run, precision=forced, ooms=(oom,))), (), layout=Layout(width=40))
     printed = narrow.partition("to run next\n\n")[2].partition("\n\n")[0].replace("\\\n", " ")
     assert [shlex.split(line) for line in printed.splitlines()][: len(commands)] == commands
     if varied:

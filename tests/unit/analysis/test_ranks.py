@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from build import ARM
+from build import AMP
 from jobs import KIB, jobs, pipeline, rank_recording, run_of, runs_of, with_missing
 
 from ampmem.analysis.ranks.jobs import RankRun, are_ranks, jobs_of, script_of
@@ -123,7 +123,7 @@ def test_the_json_is_what_its_schema_says() -> None:
 
 def test_several_precisions_are_compared_by_the_worst_rank_of_each() -> None:
     found = merge_all(jobs()["ranks-precisions"])
-    assert [job.job.arm.name for job in found.jobs] == ["fp32", "amp"]
+    assert [job.job.precision.name for job in found.jobs] == ["fp32", "amp"]
     assert found.comparison is not None
     assert [entry.label for entry in found.comparison.entries] == ["fp32 rank 1", "amp rank 1"]
     assert (
@@ -135,7 +135,7 @@ def test_several_precisions_are_compared_by_the_worst_rank_of_each() -> None:
 
 def test_fp32_comes_first_however_the_files_are_ordered() -> None:
     found = merge_all(jobs()["ranks-precisions"][::-1])
-    assert [(job.job.arm.name, [rank.rank for rank in job.ranks]) for job in found.jobs] == [
+    assert [(job.job.precision.name, [rank.rank for rank in job.ranks]) for job in found.jobs] == [
         ("fp32", [0, 1]),
         ("amp", [0, 1]),
     ]
@@ -143,7 +143,7 @@ def test_fp32_comes_first_however_the_files_are_ordered() -> None:
 
 def test_all_precisions_compare_the_same_step() -> None:
     long = [run_of(rank_recording(rank, 3, steps=3)) for rank in range(3)]
-    short = [run_of(rank_recording(rank, 3, arm=ARM, steps=2), "amp") for rank in range(3)]
+    short = [run_of(rank_recording(rank, 3, precision=AMP, steps=2), "amp") for rank in range(3)]
     found = merge_all([*long, *short])
     assert found.comparison is not None
     assert (
@@ -156,7 +156,7 @@ def test_all_precisions_compare_the_same_step() -> None:
 def test_recordings_of_one_rank_are_not_merged() -> None:
     one = run_of(rank_recording(0, 4))
     assert not are_ranks([one, run_of(rank_recording(0, 8))])
-    assert not are_ranks([run_of(rank_recording(0, 1)), run_of(rank_recording(0, 1, arm=ARM))])
+    assert not are_ranks([run_of(rank_recording(0, 1)), run_of(rank_recording(0, 1, precision=AMP))])
     assert are_ranks([one, run_of(rank_recording(3, 4))])
 
 
@@ -196,7 +196,7 @@ def test_a_rank_that_is_there_twice_is_refused_with_both_files() -> None:
 def test_a_file_that_cannot_be_read_belongs_to_the_job_that_its_name_says() -> None:
     damaged = RankRun(path=Path("amp.rank1-of-2.ampmem"), rank=1, world_size=2, problem=RecordingError("damaged"))
     fp32 = [run_of(rank_recording(rank, 2), "fp32") for rank in range(2)]
-    amp = run_of(rank_recording(0, 2, arm=ARM), "amp")
+    amp = run_of(rank_recording(0, 2, precision=AMP), "amp")
     assert [[run.path.name for run in job] for job in jobs_of([*fp32, amp, damaged])][1] == [
         "amp.rank0-of-2.ampmem",
         "amp.rank1-of-2.ampmem",

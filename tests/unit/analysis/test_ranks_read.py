@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import FP32, arm_run, write
+from build import FP32, precision_run, write
 from jobs import rank_recording
 
 from ampmem.analysis.ranks import jobs
@@ -69,4 +69,4 @@ def test_the_other_ranks_are_found_by_their_names(tmp_path: Path) -> None:
     write(tmp_path / "else.rank1-of-4.ampmem", rank_recording(1, 4))
     paths[2].unlink()
     assert ranks_beside(read_runs(paths[:1])) == {1: paths[1], 3: paths[3]}
-    assert ranks_beside(read_runs([write(tmp_path / "alone.ampmem", arm_run(FP32))])) == {}
+    assert ranks_beside(read_runs([write(tmp_path / "alone.ampmem", precision_run(FP32))])) == {}

@@ -4,7 +4,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from build import ARM, FP32, RUN, Story, small_run
+from build import AMP, FP32, RUN, Story, small_run
 from golden_sections import Golden
 
 from ampmem.analysis.analyse import analyse
@@ -105,7 +105,7 @@ def test_what_could_not_be_measured_is_null() -> None:
     story.begin(2)
     story.alloc(0xA000, 10**6)
     story.end(loss=None, skipped=True)
-    recording = story.recording(arm=replace(ARM, name="fp32", dtype=None, cache=None))
+    recording = story.recording(precision=replace(AMP, name="fp32", dtype=None, cache=None))
     recording = replace(recording, events=replace(recording.events, allocated=recording.events.allocated * 0 - 1))
     result = as_json(recording)
     validate(result)
@@ -420,7 +420,7 @@ def test_a_difference_is_that_of_the_peaks_with_the_rounding_of_blocks() -> None
 
 def test_recordings_side_by_side_name_the_step_and_their_own_peaks() -> None:
     """The last common step is compared, and the first of one of them needed more."""
-    entries = distinct([entry_of(rounded(*many).recording(arm=FP32)) for many in ((9, 1), (5, 5))], ["a", "b"])
+    entries = distinct([entry_of(rounded(*many).recording(precision=FP32)) for many in ((9, 1), (5, 5))], ["a", "b"])
     comparison = compare(entries)
     assert [column.peak for column in comparison.columns] == [2560, 3072]
     told = render_comparison(comparison)

@@ -18,7 +18,7 @@ from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.soundness import measure
 from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.errors import NothingRecorded
-from ampmem.events import ArmRecord, Fact, Phase, Recording
+from ampmem.events import Fact, Phase, PrecisionRecord, Recording
 from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recording import read
 from ampmem.reporters.base import EVERYTHING
@@ -108,7 +108,7 @@ def test_a_failure_in_setup_has_its_place_and_no_model() -> None:
 
 
 def under_amp() -> Recording:
-    return replace(in_forward(), arm=ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False))
+    return replace(in_forward(), precision=PrecisionRecord(name="amp", dtype="bfloat16", cache=True, scaler=False))
 
 
 @pytest.mark.parametrize("run", [in_setup, in_forward, under_amp, in_backward, in_the_second_step])
@@ -158,11 +158,11 @@ def alike(entry: Entry, recording: Recording) -> Entry:
     return replace(entry, summary=same)
 
 
-def test_an_arm_that_ran_out_is_compared_as_far_as_it_got(golden: Golden) -> None:
-    whole = entry_of(small_run().recording(arm=FP32))
+def test_a_precision_that_ran_out_is_compared_as_far_as_it_got(golden: Golden) -> None:
+    whole = entry_of(small_run().recording(precision=FP32))
     failed = entry_of(in_the_second_step(), label="amp")
     comparison = compare([whole, failed])
-    # No update of the failed arm was done.
+    # No update of the failed precision was done.
     assert [column.step and column.step.index for column in comparison.columns] == [1, 0]
     early = compare([alike(whole, in_forward()), entry_of(in_forward(), label="amp")])
     assert [column.step and column.step.index for column in early.columns] == [1, 0]

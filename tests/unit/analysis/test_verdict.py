@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import ARM, Story
+from build import AMP, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticVerdict, judge, state_to_come
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Phase, Recording
 
 FREED = "copies freed before this mark: nothing kept them"
-FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
+FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 Extra = Callable[[Story], None]
 
 
@@ -172,7 +172,7 @@ def test_states_are_in_the_type_of_what_the_optimizer_updates(
     for number, key in enumerate(("exp_avg", "exp_avg_sq")):
         story.tensor(Fact.OPTIMIZER_STATE, 0x3000 + number, 100 * state, f"{key} of a")
     story.end(Phase.BETWEEN)
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     (record,) = recording.parameters
     parameters = (replace(record, optimizer=0, bytes=100 * itemsize),)
     optimizers = (OptimizerRecord(class_name="AdamW", implementation="for-loop"),)
@@ -197,7 +197,7 @@ def test_state_that_is_to_come_is_that_of_the_whole_parameter(
     story.parameter(0x1000, "a", 100)
     story.begin(0, Phase.BACKWARD)
     story.end()
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     (record,) = recording.parameters
     bases = ("Optimizer2State", "Optimizer8bit") if "8bit" in optimizer else ("Optimizer",)
     waiting = OptimizerRecord(class_name=optimizer, implementation="for-loop", bases=bases, stepped=False)
@@ -312,7 +312,7 @@ def test_states_in_one_flat_buffer() -> None:
         for name in ("a", "b"):
             story.fact(Fact.OPTIMIZER_STATE, 0x3000, f"{key} of {name}")
     story.end(Phase.BETWEEN)
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     assert residuals(recording) == {}
     why = "memory around states that are views of a larger buffer"
     assert terms(recording, "after_optimizer", "optimizer_state") == {why: 50}
@@ -346,7 +346,7 @@ def test_copies_that_died_are_named_by_whether_autograd_had_saved_them() -> None
 
 
 def test_casts_without_autocast_are_the_scripts_own() -> None:
-    recording = replace(told(), arm=FP32)
+    recording = replace(told(), precision=FP32)
     assert residuals(recording) == {}
     assert terms(recording, "after_forward", "cast_copies") == {"casts that are not autocast's": 300}
 
@@ -375,7 +375,7 @@ def test_an_unknown_optimizer_is_taken_as_it_is_seen(sizes: tuple[int, int]) -> 
         story.tensor(Fact.OPTIMIZER_STATE, 0x3000 + number, size, f"m of {name}")
         story.tensor(Fact.OPTIMIZER_STATE, 0x4000 + number, 4, f"step of {name}")
     story.end(Phase.BETWEEN)
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     parameters = tuple(replace(record, optimizer=0) for record in recording.parameters)
     record = OptimizerRecord(class_name="Mine", implementation="for-loop")
     recording = replace(recording, parameters=parameters, optimizers=(record,))

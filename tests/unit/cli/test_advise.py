@@ -52,7 +52,7 @@ def test_a_run_that_was_killed_is_made_again(tmp_path: Path) -> None:
     assert advise._Kept(tmp_path / "runs", OF).run_of(Forced(fused=True)) is None
 
 
-def test_a_line_of_which_a_part_was_written_is_no_run_and_harms_none(tmp_path: Path) -> None:
+def test_a_line_of_which_a_part_was_written_is_no_run_and_hprecisions_none(tmp_path: Path) -> None:
     advise._Kept(tmp_path / "runs", OF).keep(RUNS[0])
     with (tmp_path / "runs").open("a") as file:
         file.write('{"forced": {"check')

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import ARM, small_run, write
+from build import AMP, small_run, write
 from command_line import ampmem_here
 
 from ampmem.cli.processes.children import ChildEnd
@@ -22,13 +22,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a script; what ``ampmem compare`` starts there only writes a recording, or fails for ``amp``."""
 
     def run(arguments: Sequence[str], on_step: Callable[[StepEnded], None], **_: object) -> ChildEnd:
-        path, arm = Path(arguments[arguments.index("-o") + 1]), arguments[arguments.index("--precision") + 1]
+        path, precision = Path(arguments[arguments.index("-o") + 1]), arguments[arguments.index("--precision") + 1]
         if path.exists():  # it was claimed, for this run to replace
             assert path.read_bytes() == b"" and "--force" in arguments
-        if arm == "amp":
+        if precision == "amp":
             return FAILED
         path.unlink(missing_ok=True)
-        write(path, replace(small_run().recording(), arm=replace(ARM, name=arm)))
+        write(path, replace(small_run().recording(), precision=replace(AMP, name=precision)))
         on_step(StepEnded(done=1, wanted=1))
         return ChildEnd(code=0, said=None, tail=())
 

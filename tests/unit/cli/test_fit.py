@@ -22,12 +22,12 @@ from ampmem.analysis.fit import (
     Memory,
     SavingVerdict,
     Vary,
-    arm_fits,
     break_evens,
     fit_result,
     fit_schema,
     memory_of,
     next_to_fit,
+    precision_fits,
     remaining,
     wanted,
 )
@@ -52,15 +52,15 @@ def vary(low: int, high: int | None) -> Vary:
 
 
 def searched(
-    arms: Mapping[str, Peak], varied: Vary, *, curve: int = 0, at_once: int = 1
+    precisions: Mapping[str, Peak], varied: Vary, *, curve: int = 0, at_once: int = 1
 ) -> dict[str, dict[int, Memory | None]]:
-    """What comes of a search in which a run's peak is what ``arms`` says; each run is made once."""
-    points: dict[str, dict[int, Memory | None]] = {arm: {} for arm in arms}
+    """What comes of a search in which a run's peak is what ``precisions`` says; each run is made once."""
+    points: dict[str, dict[int, Memory | None]] = {precision: {} for precision in precisions}
     while following := wanted(points, varied, total=TOTAL, curve=curve):
-        for arm, value in following[:at_once]:
-            assert value not in points[arm]
+        for precision, value in following[:at_once]:
+            assert value not in points[precision]
             assert varied.low <= value <= (varied.high or varied.low << DOUBLINGS)
-            points[arm][value] = memory(arms[arm](value))
+            points[precision][value] = memory(precisions[precision](value))
     return points
 
 
@@ -90,11 +90,11 @@ def test_the_boundary_is_found_whatever_the_peaks_grow_like(growth: list[int], l
     high = low + len(growth) - 1
     peaks = [sum(growth[: i + 1]) for i in range(len(growth))]
     points = searched({"amp": lambda value: peaks[value - low]}, vary(low, high))["amp"]
-    (arm,) = arm_fits({"amp": points})
+    (precision,) = precision_fits({"amp": points})
     fitting = [value for value in range(low, high + 1) if peaks[value - low] + OUTSIDE <= TOTAL]
-    assert arm.largest_fitting == (max(fitting) if fitting else None)
+    assert precision.largest_fitting == (max(fitting) if fitting else None)
     expected = low if not fitting else fitting[-1] + 1 if fitting[-1] < high else None
-    assert arm.smallest_not_fitting == expected
+    assert precision.smallest_not_fitting == expected
     assert len(points) <= GUESSES + ceil(log2(len(growth))) + 1
 
 
@@ -102,10 +102,10 @@ def test_the_boundary_is_found_whatever_the_peaks_grow_like(growth: list[int], l
 @example(0, 1, 99_616)
 def test_few_runs_are_enough_for_peaks_in_proportion(base: int, slope: int, high: int) -> None:
     points = searched({"amp": lambda value: base + slope * value}, vary(1, high))["amp"]
-    (arm,) = arm_fits({"amp": points})
+    (precision,) = precision_fits({"amp": points})
     largest = min(high, (TOTAL - OUTSIDE - base) // slope)
-    assert arm.largest_fitting == (largest or None)
-    assert arm.smallest_not_fitting == (largest + 1 if largest < high else None)
+    assert precision.largest_fitting == (largest or None)
+    assert precision.smallest_not_fitting == (largest + 1 if largest < high else None)
     assert len(points) <= 10
 
 
@@ -124,8 +124,8 @@ def test_few_runs_are_enough_where_the_most_keeps_to_what_the_device_has(slope: 
     points: dict[int, Memory | None] = {}
     while (value := next_to_fit(points, vary(1, high), TOTAL)) is not None:
         points[value] = run(value)
-    (arm,) = arm_fits({"amp": points})
-    largest = arm.largest_fitting
+    (precision,) = precision_fits({"amp": points})
+    largest = precision.largest_fitting
     assert largest is not None and getattr(run(largest), "surely", False)
     assert largest == high or not getattr(run(largest + 1), "surely", False)
     assert len(points) <= 4 + ceil(log2(high))
@@ -176,8 +176,8 @@ def test_a_search_does_not_creep_up_to_where_the_device_cuts_the_most_off() -> N
 
 def test_without_an_upper_bound_few_runs_find_the_largest_value_and_none_is_far_beyond_it() -> None:
     points = searched({"amp": lambda value: 300 * value}, vary(3, None))["amp"]
-    (arm,) = arm_fits({"amp": points})
-    assert (arm.largest_fitting, arm.smallest_not_fitting) == (331, 332)
+    (precision,) = precision_fits({"amp": points})
+    assert (precision.largest_fitting, precision.smallest_not_fitting) == (331, 332)
     assert list(points) == [3, 12, 192, 331, 332]
     late = searched({"amp": lambda value: max(20_000, 5 * value)}, vary(1, None))["amp"]  # another phase's peak first
     assert list(late) == [1, 4, 16, 64, 256, 1024, 4096, 65536, 34816, 19456, 19897, 19898]
@@ -200,12 +200,14 @@ def test_without_an_upper_bound_the_search_ends_whatever_the_peaks_grow_like(
 
 @given(st.integers(1, 400), st.integers(0, 40_000), st.integers(2, 500))
 def test_the_break_even_point_is_bracketed_by_neighbours(saved: int, copies: int, high: int) -> None:
-    arms = {"fp32": lambda value: 500 * value, "amp": lambda value: copies + (500 - saved) * value}
+    precisions = {"fp32": lambda value: 500 * value, "amp": lambda value: copies + (500 - saved) * value}
     varied = vary(1, high)
-    points = searched(arms, varied, at_once=2)
+    points = searched(precisions, varied, at_once=2)
     (found,) = break_evens(points)
-    both = [value for value in range(1, high + 1) if memory(arms["fp32"](value)) and memory(arms["amp"](value))]
-    saving = [value for value in both if arms["amp"](value) < arms["fp32"](value)]
+    both = [
+        value for value in range(1, high + 1) if memory(precisions["fp32"](value)) and memory(precisions["amp"](value))
+    ]
+    saving = [value for value in both if precisions["amp"](value) < precisions["fp32"](value)]
     if not saving:
         assert found.verdict is (SavingVerdict.NEVER if both else SavingVerdict.UNKNOWN)
     elif saving[0] == 1:
@@ -224,24 +226,24 @@ def test_peaks_that_are_out_of_order_end_the_search_and_are_told(golden: Golden)
     varied = vary(1, 64)
     points = searched({"fp32": peak, "amp": lambda value: peak(value) + (100 if value > 9 else -100)}, varied, curve=9)
     found = result(points, varied)
-    for arm in found.arms:
-        assert arm.largest_fitting == 20 and arm.smallest_not_fitting == 21
-        assert set(arm.gaps) == odd & set(arm.memory)
+    for precision in found.precisions:
+        assert precision.largest_fitting == 20 and precision.smallest_not_fitting == 21
+        assert set(precision.gaps) == odd & set(precision.memory)
     (against,) = found.break_even
     assert against.verdict is SavingVerdict.REVERSED
     golden(render_fit_result(found))
 
 
 def test_the_curve_has_as_many_values_as_asked_for() -> None:
-    arms = {"fp32": lambda value: 1000 * value, "amp": lambda value: 800 * value}
-    points = searched(arms, vary(1, 300), curve=6)
-    fits = {arm.name: arm.largest_fitting for arm in arm_fits(points)}
+    precisions = {"fp32": lambda value: 1000 * value, "amp": lambda value: 800 * value}
+    points = searched(precisions, vary(1, 300), curve=6)
+    fits = {precision.name: precision.largest_fitting for precision in precision_fits(points)}
     assert fits == {"fp32": 99, "amp": 124}
     amp = [value for value, found in sorted(points["amp"].items()) if found is not None]
     assert len(amp) >= 6 and (amp[0], amp[-1]) == (1, 124)
     assert max(later - sooner for sooner, later in pairwise(amp)) <= 123 / 5 * 5 / 3  # each a third off at most
-    assert sum(map(len, points.values())) < sum(map(len, searched(arms, vary(1, 300)).values())) + 2 * 6
-    assert sum(map(len, searched(arms, vary(1, 300), curve=0).values())) <= 12
+    assert sum(map(len, points.values())) < sum(map(len, searched(precisions, vary(1, 300)).values())) + 2 * 6
+    assert sum(map(len, searched(precisions, vary(1, 300), curve=0).values())) <= 12
 
 
 def test_nothing_more_is_run_when_the_smallest_value_does_not_fit(golden: Golden) -> None:
@@ -252,8 +254,8 @@ def test_nothing_more_is_run_when_the_smallest_value_does_not_fit(golden: Golden
 
 
 def test_the_text_and_the_json_say_what_was_run(golden: Golden) -> None:
-    arms = {"fp32": lambda value: 1000 * value, "amp": lambda value: 3500 + 100 * value}
-    points = searched(arms, vary(1, 64))
+    precisions = {"fp32": lambda value: 1000 * value, "amp": lambda value: 3500 + 100 * value}
+    points = searched(precisions, vary(1, 64))
     points["amp"][64] = Memory(allocated=9900, reserved=9900, used=99_000, highest=TOTAL + 1024, surely=False)
     found = result(points, vary(1, 64))
     golden(render_fit_result(found))
@@ -261,7 +263,7 @@ def test_the_text_and_the_json_say_what_was_run(golden: Golden) -> None:
     jsonschema.Draft202012Validator(fit_schema()).validate(document)
     assert document["schema"] == SCHEMA == "ampmem.fit/1"
     assert document["vary"] == {"argument": "--batch-size", "low": 1, "high": 64, "separator": "="}
-    assert document["runs"] == sum(len(arm["points"]) for arm in document["arms"])
+    assert document["runs"] == sum(len(precision["points"]) for precision in document["arms"])
     (crossing,) = document["break_even"]
     assert (crossing["verdict"], crossing["costs_at"], crossing["saves_at"]) == ("crosses", 3, 4)
     assert {each["value"]: each["bytes"] for each in crossing["differences"]}[3] == 800
@@ -277,7 +279,7 @@ def test_the_json_says_all_that_the_tables_and_the_page_say() -> None:
         assert from_json(FitResult, json.loads(found.to_json())) == found
     old = json.loads(found.to_json())
     del old["vary"]["separator"]
-    for point in (point for arm in old["arms"] for point in arm["points"]):
+    for point in (point for precision in old["arms"] for point in precision["points"]):
         del point["outside_at_most_bytes"], point["allowed_bytes"]
     assert from_json(FitResult, old).vary == vary(1, 64), "of a version that did not say it"
 
@@ -292,12 +294,12 @@ def maybe(peak: int, unknown: int) -> Memory | None:
 def test_the_boundary_is_of_what_surely_fits_and_what_may_fit_is_told(golden: Golden) -> None:
     points: dict[str, dict[int, Memory | None]] = {"amp": {}}
     while following := wanted(points, vary(1, 256), total=TOTAL, curve=0):
-        for arm, value in following:
-            points[arm][value] = maybe(1000 * value, 20_000)
+        for precision, value in following:
+            points[precision][value] = maybe(1000 * value, 20_000)
     points["amp"][90] = maybe(90_000, 20_000)
     found = result(points, vary(1, 256))
-    (arm,) = found.arms
-    assert (arm.largest_fitting, arm.smallest_not_fitting, arm.largest_that_may_fit) == (79, 80, 90)
+    (precision,) = found.precisions
+    assert (precision.largest_fitting, precision.smallest_not_fitting, precision.largest_that_may_fit) == (79, 80, 90)
     golden(render_fit_result(found))
     document = json.loads(found.to_json())
     assert [document["arms"][0][name] for name in ("largest_fitting", "largest_that_may_fit")] == [79, 90]
@@ -358,8 +360,8 @@ def test_what_is_in_use_and_what_there_is_have_one_unit() -> None:
 
 
 def test_the_scripts_own_precision_is_tried_too() -> None:
-    (arms,) = [param.default for param in fit.params if param.name == "arms"]
-    assert arms == "fp32,amp,amp-nocache,as-is"
+    (precisions,) = [param.default for param in fit.params if param.name == "precisions"]
+    assert precisions == "fp32,amp,amp-nocache,as-is"
 
 
 def test_the_schema_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,11 +435,11 @@ def test_wrong_use_is_told_before_anything_runs(
 
 
 def test_what_is_left_is_said_as_far_as_it_is_known(golden: Golden) -> None:
-    arms: dict[str, Peak] = {"fp32": lambda value: 1000 * value, "amp": lambda value: 10_000 + 600 * value}
-    points: dict[str, dict[int, Memory | None]] = {arm: {} for arm in arms}
+    precisions: dict[str, Peak] = {"fp32": lambda value: 1000 * value, "amp": lambda value: 10_000 + 600 * value}
+    points: dict[str, dict[int, Memory | None]] = {precision: {} for precision in precisions}
     said: list[str] = []
     while following := wanted(points, vary(8, 128), total=TOTAL, curve=3):
         said.append(what_follows(remaining(points, vary(8, 128), total=TOTAL, curve=3)))
-        arm, value = following[0]
-        points[arm][value] = memory(arms[arm](value))
+        precision, value = following[0]
+        points[precision][value] = memory(precisions[precision](value))
     golden("\n".join((*said, what_follows(remaining(points, vary(8, 128), total=TOTAL, curve=3)))))

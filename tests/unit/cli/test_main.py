@@ -26,7 +26,7 @@ def ampmem(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_every_command_calls_it_precision_and_nothing_else(name: str) -> None:
     command = group.get_command(click.Context(group), name)
     assert command is not None
-    (option,) = [param for param in command.params if param.name in ("arm", "arms")]
+    (option,) = [param for param in command.params if param.name in ("precision", "precisions")]
     assert option.opts == ["--precision"]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import ARM, FP32, small_run, write
+from build import AMP, FP32, small_run, write
 from changed_code import Code, run_of
 from command_line import ampmem_here, refused
 from jobs import rank_recording, runs_of
@@ -15,11 +15,11 @@ from page_reader import page_data
 from ampmem.analysis.fit import Memory, Vary, fit_result
 from ampmem.analysis.ranks.merge import merge
 from ampmem.cli.report import page_beside
-from ampmem.events import ArmRecord
+from ampmem.events import PrecisionRecord
 from ampmem.recording import rank_file
 from ampmem.reporters.html.fit_page import write_fit
 from ampmem.units import format_bytes
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Precision
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,12 @@ def test_what_show_prints_as_json_has_a_page(tmp_path: Path) -> None:
     assert (run["summary"], run["events"]) == (json.loads(text), None)
 
 
-def saved_ranks(folder: Path, arm: ArmRecord, job: str) -> list[str]:
+def saved_ranks(folder: Path, precision: PrecisionRecord, job: str) -> list[str]:
     """The files of two ranks, of which the second has more activations."""
     return [
         write(
-            rank_file(folder / f"{job}.ampmem", rank, 2), rank_recording(rank, 2, arm=arm, activations=800 + 100 * rank)
+            rank_file(folder / f"{job}.ampmem", rank, 2),
+            rank_recording(rank, 2, precision=precision, activations=800 + 100 * rank),
         ).name
         for rank in range(2)
     ]
@@ -90,9 +91,9 @@ def page_of_json(folder: Path, given: list[str], *command: str) -> Path:
 
 
 def test_the_json_of_several_recordings_has_their_page_without_events(tmp_path: Path) -> None:
-    files = [f"{arm.name}.ampmem" for arm in (FP32, ARM)]
-    for file, arm in zip(files, (FP32, ARM), strict=True):
-        write(tmp_path / file, small_run().recording(arm=arm))
+    files = [f"{precision.name}.ampmem" for precision in (FP32, AMP)]
+    for file, precision in zip(files, (FP32, AMP), strict=True):
+        write(tmp_path / file, small_run().recording(precision=precision))
     assert ampmem_here(tmp_path, "report", *files, "-o", "whole.html")[0] == 0
     page = page_of_json(tmp_path, files, "show")
     assert sections(page, "verdict") == sections(tmp_path / "whole.html", "verdict") != []
@@ -103,8 +104,8 @@ def test_the_json_of_several_recordings_has_their_page_without_events(tmp_path: 
 
 
 def test_summaries_and_recordings_of_one_script_are_compared(tmp_path: Path) -> None:
-    for arm in (FP32, ARM):
-        write(tmp_path / f"{arm.name}.ampmem", small_run().recording(arm=arm))
+    for precision in (FP32, AMP):
+        write(tmp_path / f"{precision.name}.ampmem", small_run().recording(precision=precision))
     (tmp_path / "fp32.json").write_text(ampmem_here(tmp_path, "show", "--json", "fp32.ampmem")[1])
     assert ampmem_here(tmp_path, "report", "fp32.json", "amp.ampmem")[0] == 0
     comparison = page_data((tmp_path / "fp32.html").read_text(encoding="utf-8"))["comparison"]
@@ -123,7 +124,7 @@ def test_the_json_of_ranks_has_their_page_without_single_ranks(tmp_path: Path) -
 
 
 def test_the_json_of_ranks_in_several_precisions_says_what_its_page_lacks(tmp_path: Path) -> None:
-    files = [*saved_ranks(tmp_path, FP32, "fp32"), *saved_ranks(tmp_path, ARM, "amp")]
+    files = [*saved_ranks(tmp_path, FP32, "fp32"), *saved_ranks(tmp_path, AMP, "amp")]
     assert ampmem_here(tmp_path, "report", *files, "-o", "whole.html")[0] == 0
     page = page_of_json(tmp_path, files, "show", "--ranks")
     assert sections(page, "ranks") == sections(tmp_path / "whole.html", "ranks") != []
@@ -151,7 +152,7 @@ def test_the_json_of_a_difference_has_its_page_without_the_runs(tmp_path: Path) 
 def test_the_json_of_a_fit_has_its_page(tmp_path: Path) -> None:
     fitting = Memory(allocated=9000, reserved=20_000, used=20_512, highest=30_512, outside_at_most=10_512)
     found = fit_result(
-        {Arm.FP32: {1: fitting, 2: None}, Arm.AMP: {1: fitting, 2: replace(fitting, surely=False)}},
+        {Precision.FP32: {1: fitting, 2: None}, Precision.AMP: {1: fitting, 2: replace(fitting, surely=False)}},
         script="train.py",
         steps=2,
         vary=Vary(name="--batch-size", separator=" ", low=1, high=None),

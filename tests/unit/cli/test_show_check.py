@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import ARM, Story, write
+from build import AMP, Story, write
 from command_line import transcript
 from golden_sections import Golden
 
@@ -16,7 +16,7 @@ from ampmem.events import Fact, OptimizerRecord, Phase, Recording
 from ampmem.reporters.base import EVERYTHING
 from ampmem.reporters.text.compare import render as render_comparison
 
-FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
+FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 
 
 def trained(*, found: bool = True, steps: int = 3, kept: int = 0, op: str = "aten::clone") -> Recording:
@@ -39,7 +39,7 @@ def trained(*, found: bool = True, steps: int = 3, kept: int = 0, op: str = "ate
             story.alloc(0x100000 + 0x10000 * step, kept, op=op)
         story.end()
         story.free(0x3000)
-    recording = story.recording(arm=FP32)
+    recording = story.recording(precision=FP32)
     parameters = tuple(replace(record, optimizer=0) for record in recording.parameters)
     sgd = OptimizerRecord(class_name="SGD", implementation="for-loop")
     return replace(recording, parameters=parameters, optimizers=(sgd,))

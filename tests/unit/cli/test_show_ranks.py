@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from build import ARM, FP32, arm_run, write
+from build import AMP, FP32, precision_run, write
 from command_line import ampmem_here, transcript
 from golden_sections import Golden
 from jobs import rank_recording
@@ -14,17 +14,17 @@ from jobs import rank_recording
 import ampmem
 from ampmem.analysis.ranks.ranks import ranks_schema
 from ampmem.errors import UsageError
-from ampmem.events import ArmRecord
+from ampmem.events import PrecisionRecord
 from ampmem.recording import make_claim, rank_file
 from ampmem.recording.rank_files import lock_of_claim
 
 
-def written(folder: Path, *, arm: ArmRecord = FP32, job: str = "train", count: int = 3) -> list[str]:
+def written(folder: Path, *, precision: PrecisionRecord = FP32, job: str = "train", count: int = 3) -> list[str]:
     """A file for each rank, of which the last needs most."""
     return [
         write(
             rank_file(folder / job, rank, count),
-            rank_recording(rank, count, arm=arm, activations=800 + 100 * (rank == count - 1)),
+            rank_recording(rank, count, precision=precision, activations=800 + 100 * (rank == count - 1)),
         ).name
         for rank in range(count)
     ]
@@ -33,7 +33,9 @@ def written(folder: Path, *, arm: ArmRecord = FP32, job: str = "train", count: i
 def test_what_is_printed_of_the_ranks_of_a_job(tmp_path: Path, golden: Golden) -> None:
     files = written(tmp_path)
     golden(transcript(tmp_path, ["show", *files], ["show", "--check", *files]))
-    golden(transcript(tmp_path, ["show", *files, *written(tmp_path, arm=ARM, job="train.amp")]), "in two precisions")
+    golden(
+        transcript(tmp_path, ["show", *files, *written(tmp_path, precision=AMP, job="train.amp")]), "in two precisions"
+    )
     (tmp_path / files[1]).write_bytes(b"torn")
     golden(transcript(tmp_path, ["show", *files]), "with a damaged one")
     (tmp_path / files[2]).unlink()
@@ -76,21 +78,21 @@ def test_the_merged_view_as_json(tmp_path: Path) -> None:
 
 
 def test_several_precisions_are_compared_by_their_worst_ranks(tmp_path: Path) -> None:
-    files = [*written(tmp_path), *written(tmp_path, arm=ARM, job="train.amp")]
+    files = [*written(tmp_path), *written(tmp_path, precision=AMP, job="train.amp")]
     _, said, _ = ampmem_here(tmp_path, "show", "--ranks", "--json", *files)
     assert [job["job"]["arm"]["name"] for job in json.loads(said)] == ["fp32", "amp"]
 
 
 def test_what_is_no_job_is_refused(tmp_path: Path, golden: Golden) -> None:
     files, again = written(tmp_path), written(tmp_path, job="again")
-    write(tmp_path / "alone.ampmem", arm_run(FP32))
+    write(tmp_path / "alone.ampmem", precision_run(FP32))
     wrong = [*files, "alone.ampmem"], ["--ranks", "alone.ampmem"], [*files, again[1]]
     golden(transcript(tmp_path, *(["show", *arguments] for arguments in wrong)))
 
 
 def test_in_python(tmp_path: Path) -> None:
     fp32 = [tmp_path / name for name in written(tmp_path)]
-    amp = [tmp_path / name for name in written(tmp_path, arm=ARM, job="train.amp")]
+    amp = [tmp_path / name for name in written(tmp_path, precision=AMP, job="train.amp")]
     assert ampmem.ranks(*fp32).worst.rank == 2  # type: ignore[union-attr]
     assert ampmem.ranks(*map(ampmem.load, fp32)).job.world_size == 3
     assert [entry.label for entry in ampmem.compare(*fp32, *amp).entries] == ["fp32 rank 2", "amp rank 2"]

@@ -10,13 +10,13 @@ from build import RUN, add_plain_steps, as_batches, gpu_run, small_run
 
 from ampmem.events import (
     AllocatorRecord,
-    ArmRecord,
     Fact,
     LayersRecord,
     OomRecord,
     OptimizerRecord,
     ParameterRecord,
     Phase,
+    PrecisionRecord,
     PredictionRecord,
     Recording,
     TermsRecord,
@@ -26,9 +26,9 @@ from ampmem.recording import Description, RecordingWriter
 from ampmem.recording.database import ROWS
 from ampmem.recording.watched import Ending, Grown, HeldMemory, Row, WatchedHeader, Why
 from ampmem.recording.watched_file import WatchedFile
-from ampmem.vocabulary import Arm, Mark, SourceKind
+from ampmem.vocabulary import Mark, Precision, SourceKind
 
-AMP = ArmRecord(name=Arm.AMP, dtype="bfloat16", cache=True, scaler=True)
+AMP = PrecisionRecord(name=Precision.AMP, dtype="bfloat16", cache=True, scaler=True)
 TERMS = TermsRecord(tensors=5000, workspaces={"cuBLAS": 512}, scratch={"aten::sort": 100}, rounding=24, cached=2000)
 PREDICTION = PredictionRecord(
     total=1 << 30,
@@ -93,7 +93,7 @@ def on_cpu() -> Recording:
     story = small_run()
     story.fact(Fact.OPTIMIZER_STATE, 0x8000, "exp_avg of layers.0.weight")
     story.fact(Fact.HELD, 0x9000, "DynamicCache.layers[0].keys")
-    recording = story.recording(arm=AMP, notes=("warning: a note", "another"))
+    recording = story.recording(precision=AMP, notes=("warning: a note", "another"))
     return replace(recording, parameters=PARAMETERS, optimizers=OPTIMIZERS, plain_step_ns=(100, 110))
 
 
@@ -106,7 +106,7 @@ def on_gpu() -> Recording:
     story.end(loss=None)
     failure = FailureRecord(kind=FailureKind.RAISED, message="CUDA out of memory", error="torch.OutOfMemoryError")
     run = replace(RUN, source=SourceKind.SIMULATED, device_type="cuda", device_name="a GPU", failure=failure)
-    recording = story.recording(run=run, arm=AMP, notes=(failure.note,))
+    recording = story.recording(run=run, precision=AMP, notes=(failure.note,))
     oom = OomRecord(
         time_ns=failed + 1,
         step=2,
@@ -158,7 +158,7 @@ def write_whole(path: Path, recording: Recording) -> Path:
             writer.append(replace(batch, layers=recording.layers if number == 0 else ()))
         writer.describe(
             Description(
-                arm=recording.arm,
+                precision=recording.precision,
                 parameters=recording.parameters,
                 optimizers=recording.optimizers,
                 notes=recording.notes,

@@ -141,7 +141,7 @@ def test_a_copy_in_full_precision_is_never_a_weights(tmp_path: Path) -> None:
     analysis = imported(tmp_path, story.snapshot())
     assert summary_of(analysis).casts.bytes == 8 * MIB
     assert summary_of(analysis).casts.steps[0].others.bytes == 2 * MIB
-    assert analysis.recording.arm.name == "amp"
+    assert analysis.recording.precision.name == "amp"
 
 
 def test_what_leaving_autocast_frees_was_in_its_cache(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_without_cpp_frames_copies_are_told_by_their_sizes_and_lines(tmp_path: P
     analysis = imported(tmp_path, without_cpp(model(3), 3, copies=True).snapshot())
     casts, recording = summary_of(analysis).casts, analysis.recording
     assert (casts.copies, casts.bytes, len(casts.by_parameter)) == (6, 3 * (2 + 8) * MIB, 6)
-    assert (recording.arm.name, recording.arm.dtype) == ("amp", "16-bit")
+    assert (recording.precision.name, recording.precision.dtype) == ("amp", "16-bit")
     assert sum(record.elements for record in recording.parameters) == 3 * (4 + 16) * MIB // 4
     assert summary_of(analysis).inferred["cast_copies"] == summary_of(analysis).peak.categories["cast_copies"]
     assert any(note.startswith("blocks of half a parameter's size") for note in recording.notes)
@@ -200,7 +200,7 @@ def test_without_cpp_frames_copies_are_told_by_their_sizes_and_lines(tmp_path: P
 def test_results_of_half_a_weights_size_are_no_copies(tmp_path: Path) -> None:
     """In FP32, half as many tokens as the width give results of half the weights' sizes, each as often."""
     analysis = imported(tmp_path, without_cpp(model(3), 3, copies=False).snapshot())
-    assert (summary_of(analysis).casts.copies, analysis.recording.arm.name) == (0, "as-is")
+    assert (summary_of(analysis).casts.copies, analysis.recording.precision.name) == (0, "as-is")
     assert analysis.timeline.series(Category.ACTIVATIONS).max() == 3 * (2 + 8 + 5) * MIB
 
 
@@ -220,7 +220,7 @@ def test_that_autocasts_code_was_there_is_not_that_it_was_on(tmp_path: Path) -> 
     story.before(weight=4 * MIB)
     story.alloc("out", 1 * MIB, [*FORWARD, python("decorate_autocast", "/env/torch/amp/autocast_mode.py")])
     recording = imported(tmp_path, story.snapshot()).recording
-    assert recording.arm.name == "as-is"
+    assert recording.precision.name == "as-is"
     assert any(note.endswith("unknown whether autocast was on") for note in recording.notes)
 
 
@@ -235,7 +235,7 @@ def test_copies_from_before_the_trace_that_leaving_autocast_frees(tmp_path: Path
     (copy,) = summary_of(analysis).casts.by_parameter
     assert (copy.bytes, copy.held_by_cache) == (8 * MIB, 1)
     assert analysis.timeline.series(Category.CAST_COPIES).max() == 8 * MIB
-    assert analysis.recording.arm.name == "amp"
+    assert analysis.recording.precision.name == "amp"
 
 
 def test_who_uses_and_holds_a_copy_is_not_said_to_be_nobody(tmp_path: Path) -> None:

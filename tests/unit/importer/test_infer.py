@@ -89,7 +89,7 @@ def test_a_first_step_to_the_byte(tmp_path: Path) -> None:
     assert born(analysis, Category.OTHER) == 7 * KIB
     assert sum(record.elements for record in analysis.recording.parameters) == ALL // 4
     assert all(record.trainable and record.optimizer == 0 for record in analysis.recording.parameters)
-    assert analysis.recording.arm.name == "amp"
+    assert analysis.recording.precision.name == "amp"
 
 
 def test_every_part_of_a_parameter_has_its_name(tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ POSITIONS = product("float", op("bmm"), *FORWARD)
 
 
 @pytest.mark.parametrize(
-    ("asked", "arm", "dtype", "weights"),
+    ("asked", "precision", "dtype", "weights"),
     [
         ([FLOAT_BACKWARD], "fp32", None, "float32"),
         ([product("float", op("addmm"), *FORWARD)], "fp32", None, "float32"),
@@ -454,7 +454,7 @@ POSITIONS = product("float", op("bmm"), *FORWARD)
     ],
 )
 def test_the_precision_that_frames_show(
-    asked: list[Frames], arm: str, dtype: str | None, weights: str, tmp_path: Path
+    asked: list[Frames], precision: str, dtype: str | None, weights: str, tmp_path: Path
 ) -> None:
     story = Story()
     story.before(weight=4 * MIB)
@@ -462,18 +462,18 @@ def test_the_precision_that_frames_show(
         story.alloc(f"asked {number}", 2 * MIB, frames)
     story.alloc("gradient", 4 * MIB, ACCUMULATE)
     recording = imported(tmp_path, story.snapshot()).recording
-    assert (recording.arm.name, recording.arm.dtype) == (arm, dtype)
+    assert (recording.precision.name, recording.precision.dtype) == (precision, dtype)
     (parameter,) = recording.parameters
     assert (parameter.dtype, parameter.elements) == (weights, 4 * MIB // (4 if weights == "float32" else 2))
     told = f"parameters were counted as {weights}"
-    assert any(note.endswith(told) for note in recording.notes) == (arm == "as-is")
+    assert any(note.endswith(told) for note in recording.notes) == (precision == "as-is")
 
 
 def test_a_scaler_is_seen_in_the_stacks(tmp_path: Path) -> None:
     story = Story()
     story.before(weight=4 * MIB)
     story.alloc("scaled", 4, [op("mul_Tensor"), python("scale", "/env/torch/amp/grad_scaler.py"), SCRIPT])
-    assert imported(tmp_path, story.snapshot()).recording.arm.scaler
+    assert imported(tmp_path, story.snapshot()).recording.precision.scaler
 
 
 @pytest.mark.parametrize("size", [CUBLAS_WORKSPACE, LARGE_CUBLAS_WORKSPACE])

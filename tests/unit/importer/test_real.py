@@ -16,7 +16,7 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Action, Fact
 from ampmem.importer.recording import import_snapshot, recording_of
 from ampmem.importer.unpickle import load_plain
-from ampmem.vocabulary import Arm, SourceKind
+from ampmem.vocabulary import Precision, SourceKind
 
 pytestmark = pytest.mark.slow
 
@@ -210,19 +210,19 @@ def test_without_cpp_frames_the_same_is_found(name: str, copies: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arm", "dtype"),
+    ("name", "precision", "dtype"),
     [
-        ("lm2700m_ctx128_bf16_forward", Arm.AMP, "bfloat16"),
-        ("lm_small_ctx200_amp_3steps", Arm.AMP, "bfloat16"),
-        ("lm2700m_ctx512_amp_fwdbwd", Arm.AMP, "16-bit"),
-        ("lm2700m_ctx128_fp32_step", Arm.FP32, None),
-        ("resnet50_fp32_3steps", Arm.FP32, None),
-        ("lm_medium_ctx128_fp32_step", Arm.AS_IS, None),
+        ("lm2700m_ctx128_bf16_forward", Precision.AMP, "bfloat16"),
+        ("lm_small_ctx200_amp_3steps", Precision.AMP, "bfloat16"),
+        ("lm2700m_ctx512_amp_fwdbwd", Precision.AMP, "16-bit"),
+        ("lm2700m_ctx128_fp32_step", Precision.FP32, None),
+        ("resnet50_fp32_3steps", Precision.FP32, None),
+        ("lm_medium_ctx128_fp32_step", Precision.AS_IS, None),
     ],
 )
-def test_the_precision_that_frames_show(name: str, arm: Arm, dtype: str | None) -> None:
+def test_the_precision_that_frames_show(name: str, precision: Precision, dtype: str | None) -> None:
     recording = analysis_of(name).recording
-    assert (recording.arm.name, recording.arm.dtype) == (arm, dtype)
+    assert (recording.precision.name, recording.precision.dtype) == (precision, dtype)
 
 
 @pytest.mark.parametrize(("name", "itemsize"), [("lm2700m_ctx512_amp_fwdbwd", 2), ("lm2700m_ctx512_fp32_fwdbwd", 4)])

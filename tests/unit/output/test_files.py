@@ -163,7 +163,7 @@ def test_a_file_that_is_not_there_need_not_be_removed(tmp_path: Path) -> None:
 
 def test_the_first_number_of_which_no_file_is_there_is_claimed(tmp_path: Path) -> None:
     def files(number: int) -> list[Path]:
-        return [tmp_path / f"{number}.{arm}" for arm in ("fp32", "amp")]
+        return [tmp_path / f"{number}.{precision}" for precision in ("fp32", "amp")]
 
     assert [claim(files), claim(files)] == [1, 2]
     (tmp_path / "3.amp").write_text("precious")

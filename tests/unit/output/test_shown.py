@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import ARM, FP32, RUN, arm_run, gpu_run, small_run
+from build import AMP, FP32, RUN, gpu_run, precision_run, small_run
 from build import write as save
 from jobs import rank_recording
 
@@ -26,13 +26,16 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[2J"
 def test_a_recording_says_what_was_run_on_what_and_how_much_of_it_there_is() -> None:
     recording = small_run().recording()
     events = f"{len(recording.events):,} events"
-    assert repr(recording) == f"<Recording: {RUN.script}, cpu, {RUN.device_name}, {_arm(recording)}, 2 steps, {events}>"
+    assert (
+        repr(recording)
+        == f"<Recording: {RUN.script}, cpu, {RUN.device_name}, {_precision(recording)}, 2 steps, {events}>"
+    )
     assert repr(recording.events) == f"<EventColumns: {len(recording.events)} rows>"
     assert repr(recording) in repr(analyse(recording))
 
 
-def _arm(recording: ampmem.Recording) -> str:
-    return " ".join(filter(None, (recording.arm.name, recording.arm.dtype)))
+def _precision(recording: ampmem.Recording) -> str:
+    return " ".join(filter(None, (recording.precision.name, recording.precision.dtype)))
 
 
 def test_a_summary_says_its_peak() -> None:
@@ -43,7 +46,7 @@ def test_a_summary_says_its_peak() -> None:
 
 
 def test_a_comparison_says_the_peak_of_each() -> None:
-    one, other = arm_run(FP32), arm_run(ARM)
+    one, other = precision_run(FP32), precision_run(AMP)
     comparison = ampmem.compare(one, other)
     for entry, recording in zip(comparison.entries, (one, other), strict=True):
         assert f"{entry.label} {format_bytes(summarize(recording).peak.bytes)}" in repr(comparison)
@@ -83,7 +86,7 @@ def test_a_profile_says_how_far_it_has_got(tmp_path: Path) -> None:
 
 def test_tables_are_text_and_html_of_the_same() -> None:
     recording = small_run().recording()
-    for value in (recording, summarize(recording), ampmem.compare(recording, arm_run(ARM))):
+    for value in (recording, summarize(recording), ampmem.compare(recording, precision_run(AMP))):
         bundle = value._repr_mimebundle_()
         assert set(bundle) == {"text/plain", "text/html"}
         total = format_bytes(summarize(recording).peak.bytes)

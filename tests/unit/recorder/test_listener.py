@@ -20,7 +20,7 @@ from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.running import RunningUpdate
-from ampmem.recorder.steering.arms import ArmSeen
+from ampmem.recorder.steering.precision import PrecisionSeen
 
 
 class Diary:
@@ -33,7 +33,7 @@ class Diary:
         self.log = Log(RealAddresses())
         self.models = Models(self.log)
         self.update = RunningUpdate(self.log, Stacks(enabled=False))
-        self.arm_seen = ArmSeen(device_type="cpu")
+        self.precision_seen = PrecisionSeen(device_type="cpu")
 
     def __getattr__(self, name: str) -> Any:
         return partial(self._hear, name, inspect.signature(vars(Listener)[name]))

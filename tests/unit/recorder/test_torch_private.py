@@ -75,7 +75,7 @@ def damage(owner, name):
 
 gc.collect()
 gc.freeze()  # or each child would copy all of torch to look for garbage in it
-for number, (owner, name, device, arm, sharded) in enumerate(json.loads(sys.argv[1])):
+for number, (owner, name, device, precision, sharded) in enumerate(json.loads(sys.argv[1])):
     child = os.fork()  # a process of its own for each
     if not child:
         damage(owner, name)
@@ -85,7 +85,7 @@ for number, (owner, name, device, arm, sharded) in enumerate(json.loads(sys.argv
             os.dup2(said.fileno(), 2)
         code = None
         try:
-            sys.argv[1:] = ["profile", "--quiet", "--device", device, "--precision", arm]
+            sys.argv[1:] = ["profile", "--quiet", "--device", device, "--precision", precision]
             sys.argv += ["-o", f"{number}.ampmem", "distributed.py" if sharded else "train.py"]
             main()
         except SystemExit as error:
@@ -111,7 +111,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             entry.owner,
             entry.name,
             "cuda" if entry.use is Use.CUDA else "cpu",
-            "amp" if entry.use is Use.ARM else "as-is",
+            "amp" if entry.use is Use.PRECISION else "as-is",
             entry.use is Use.SHARDED,
         )
         for entry in ENTRIES
@@ -151,7 +151,7 @@ def test_without_it_there_is_one_line_or_a_lesser_recording(number: int, runs: P
 
 
 def test_this_torch_lacks_nothing_that_a_recording_on_the_cpu_takes() -> None:
-    assert probe(Use.ALWAYS, Use.ARM) == []
+    assert probe(Use.ALWAYS, Use.PRECISION) == []
 
 
 def test_every_entry_says_what_it_is_for() -> None:
@@ -193,7 +193,7 @@ def test_all_that_is_missing_is_said_at_once_and_only_where_it_is_needed(
     assert str(refused.value) == text
     with pytest.raises(UsageError, match=r"lacks torch\.gone;"):
         probe(Use.ALWAYS)
-    assert probe(Use.ARM) == []
+    assert probe(Use.PRECISION) == []
 
 
 @pytest.mark.parametrize(

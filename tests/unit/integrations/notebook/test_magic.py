@@ -16,7 +16,7 @@ import ampmem
 from ampmem.integrations.notebook import recorded
 from ampmem.integrations.notebook.cells import REACHED
 from ampmem.integrations.notebook.recorded import CellOptions
-from ampmem.vocabulary import FORCED_ARMS
+from ampmem.vocabulary import FORCED_PRECISIONS
 
 pytest.importorskip("IPython", reason="IPython is not installed")
 
@@ -189,9 +189,12 @@ def test_after_a_comparison_that_is_the_last(notebook: Notebook, monkeypatch: py
     notebook.run("%%ampmem", train())
 
     def run(options: CellOptions, script: str, prefix: str, folder: Path, name: str) -> str:
-        for arm in FORCED_ARMS:
+        for precision in FORCED_PRECISIONS:
             recorded = trained_recording()
-            write(Path(f"{prefix}.{arm}.ampmem"), replace(recorded, arm=replace(recorded.arm, name=arm)))
+            write(
+                Path(f"{prefix}.{precision}.ampmem"),
+                replace(recorded, precision=replace(recorded.precision, name=precision)),
+            )
         Path(f"{folder}{REACHED}").write_text("0")
         return ""
 
@@ -248,7 +251,7 @@ def test_a_cell_that_trains_on_another_thread_says_where(notebook: Notebook) -> 
 def test_a_precision_can_be_forced_and_is_said(notebook: Notebook) -> None:
     ran = notebook.run("%%ampmem --precision amp", train())
     assert "ampmem forced the precision amp on the cell." in ran.text
-    assert notebook["_ampmem"].summary().arm.name == "amp"
+    assert notebook["_ampmem"].summary().precision.name == "amp"
     assert notebook.run("torch.is_autocast_enabled('cpu')").value is False
 
 

@@ -9,7 +9,7 @@ from ampmem.errors import UsageError
 from ampmem.integrations.notebook.recorded import STEPS, CellOptions, help_text, parse
 from ampmem.recorder.marker import step_on_of
 from ampmem.recorder.options import Asked
-from ampmem.vocabulary import Arm, Device
+from ampmem.vocabulary import Device, Precision
 
 PLAIN = CellOptions(
     asked=Asked(steps=STEPS),
@@ -28,7 +28,9 @@ def test_without_options_a_cell_is_recorded_as_it_is() -> None:
 
 def test_what_is_written_is_taken() -> None:
     options = parse("--device sim --gpu h100 --steps 2 --skip 1 --precision amp -o 'a b.ampmem' --html p.html --force")
-    assert options.asked == Asked(device=Device.SIMULATED, gpu=GPUS["h100"], steps=2, skip=1, arm=Arm.AMP, force=True)
+    assert options.asked == Asked(
+        device=Device.SIMULATED, gpu=GPUS["h100"], steps=2, skip=1, precision=Precision.AMP, force=True
+    )
     assert (options.output, options.html) == (Path("a b.ampmem"), Path("p.html"))
     assert parse("--compare --skip 2 --step-on __main__.step").asked.step_on == step_on_of("__main__.step")
     assert parse("--compare --cells 1,3-5").cells == (1, 3, 4, 5)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from build import ARM, FP32, Story, gpu_run, small_run
+from build import AMP, FP32, Story, gpu_run, small_run
 
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Phase
@@ -18,7 +18,7 @@ def steps_of(*sizes: int) -> Summary:
         story.alloc(0x2000, size)
         story.free(0x2000)
         story.end()
-    return summarize(story.recording(arm=FP32))
+    return summarize(story.recording(precision=FP32))
 
 
 def test_a_row_has_the_peak_and_each_category_that_is_there() -> None:
@@ -41,7 +41,7 @@ def test_steps_without_a_number_have_no_row() -> None:
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_the_last_row_has_the_static_model_where_all_of_it_holds(holds: bool) -> None:
-    summary = summarize(small_run().recording(arm=ARM))
+    summary = summarize(small_run().recording(precision=AMP))
     parts = tuple(replace(part, holds=holds or part.component != "gradients") for part in summary.static_model)
     (row,) = rows(replace(summary, static_model=parts), {summary.steps[-1].index: 5})
     (total,) = [part for part in parts if part.component == "total" and part.mark == "after_backward"]
@@ -50,7 +50,7 @@ def test_the_last_row_has_the_static_model_where_all_of_it_holds(holds: bool) ->
 
 
 def test_reserved_is_there_where_it_is_known() -> None:
-    summary = summarize(gpu_run().recording(arm=ARM))
+    summary = summarize(gpu_run().recording(precision=AMP))
     (row, *_) = rows(summary, {step.index: step.index for step in summary.steps})
     assert row.values["ampmem/reserved"] == summary.steps[0].peak_reserved
     peak = summary.steps[0].peak

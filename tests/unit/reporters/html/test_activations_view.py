@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from build import ARM, Story
+from build import AMP, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summary_of
@@ -18,7 +18,7 @@ FP32, BF16 = "float32", "bfloat16"
 
 def view_of(story: Story, dtype: str | None = BF16) -> ActivationsView | None:
     story.end(Phase.BACKWARD)
-    return activations_view(summary_of(analyse(story.recording(arm=replace(ARM, dtype=dtype)))))
+    return activations_view(summary_of(analyse(story.recording(precision=replace(AMP, dtype=dtype)))))
 
 
 def begun() -> Story:

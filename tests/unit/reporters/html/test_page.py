@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build import ARM, RUN, small_run
+from build import AMP, RUN, small_run
 from build import write as save
 from click.testing import CliRunner
 from page_reader import exact, page_data, reduced, scripts
@@ -24,7 +24,7 @@ from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
 from ampmem.cli.report import report
 from ampmem.errors import NothingRecorded, UsageError
-from ampmem.events import ArmRecord, Recording
+from ampmem.events import PrecisionRecord, Recording
 from ampmem.recording.bounds import NAME
 from ampmem.reporters.html import plotlyjs, progress, write
 from ampmem.reporters.html.notebook import html_of, summary_card
@@ -33,7 +33,7 @@ from ampmem.reporters.html.safety import FOLDER
 from ampmem.units import format_bytes
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J"
-FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
+FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
 
 @pytest.fixture
@@ -127,7 +127,9 @@ def test_a_page_of_json_has_the_same_words_and_no_events(tmp_path: Path, recordi
 
 def test_several_recordings_are_compared(tmp_path: Path) -> None:
     run = small_run().recording()
-    paths = [save(tmp_path / f"{arm.name}.ampmem", replace(run, arm=arm)) for arm in (FP32, ARM)]
+    paths = [
+        save(tmp_path / f"{precision.name}.ampmem", replace(run, precision=precision)) for precision in (FP32, AMP)
+    ]
     page = written(tmp_path, *paths, paths[1])
     data = page_data(page)
     assert [run["label"] for run in data["runs"]] == data["comparison"]["labels"]

@@ -4,19 +4,19 @@ import re
 from dataclasses import replace
 
 import pytest
-from build import ARM, RUN, Story
+from build import AMP, RUN, Story
 
 from ampmem.analysis.answer import Verdict, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Entry, compare, entry_of
-from ampmem.events import ArmRecord, Fact, Phase, Recording
+from ampmem.events import Fact, Phase, PrecisionRecord, Recording
 from ampmem.reporters.html.safety import filled_template
 from ampmem.reporters.html.verdict import VerdictView, verdict_view
 
-FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
-NO_CACHE = replace(ARM, name="amp-nocache", cache=False)
+FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
+NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 
 
-def run(arm: ArmRecord, activations: int, copies: int = 0) -> Recording:
+def run(precision: PrecisionRecord, activations: int, copies: int = 0) -> Recording:
     """A parameter of 4,000 bytes, so much of activations and of copies of weights, and the gradient."""
     story = Story(weight=1000)
     story.begin(0, Phase.FORWARD)
@@ -26,10 +26,10 @@ def run(arm: ArmRecord, activations: int, copies: int = 0) -> Recording:
     story.enter(Phase.BACKWARD)
     story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
     story.end(Phase.OPTIMIZER)
-    return story.recording(run=RUN, arm=arm)
+    return story.recording(run=RUN, precision=precision)
 
 
-THREE = run(FP32, 12_000), run(ARM, 6000, 2000), run(NO_CACHE, 6000, 2000)
+THREE = run(FP32, 12_000), run(AMP, 6000, 2000), run(NO_CACHE, 6000, 2000)
 
 
 def verdict(*recordings: Recording) -> Verdict:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import ARM, RUN, Story, small_run
+from build import AMP, RUN, Story, small_run
 from golden_texts import encoder
 from page_reader import unpacked
 
@@ -17,7 +17,7 @@ from ampmem.analysis.findings.base import Section
 from ampmem.analysis.jsonable import plain
 from ampmem.analysis.summary import Allocator, Summary, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES
-from ampmem.events import ArmRecord, Phase, Recording
+from ampmem.events import Phase, PrecisionRecord, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import NO_TIMES
 from ampmem.reporters.base import EVERYTHING, Detail
@@ -32,7 +32,7 @@ from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
 
 LIMIT = 8_000_000
-FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
+FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
 
 def analysed(recording: Recording) -> tuple[Analysis, Summary]:
@@ -53,7 +53,7 @@ def events_of(recording: Recording) -> RunEvents:
 
 
 def fp32_run() -> Recording:
-    return small_run().recording(arm=FP32)
+    return small_run().recording(precision=FP32)
 
 
 def with_larger_activations() -> Recording:
@@ -100,23 +100,25 @@ def test_times_that_only_order_the_events_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "arm", "told"),
+    ("source", "precision", "told"),
     [
-        (SourceKind.SNAPSHOT, ArmRecord(name="as-is", dtype=None, cache=None, scaler=False), False),
-        (SourceKind.SNAPSHOT, ARM, True),
+        (SourceKind.SNAPSHOT, PrecisionRecord(name="as-is", dtype=None, cache=None, scaler=False), False),
+        (SourceKind.SNAPSHOT, AMP, True),
         (SourceKind.CPU, FP32, True),
     ],
 )
-def test_there_are_no_zero_copies_where_casts_cannot_be_told(source: SourceKind, arm: ArmRecord, told: bool) -> None:
-    recording = one_step().recording(arm=arm, run=replace(RUN, source=source))
+def test_there_are_no_zero_copies_where_casts_cannot_be_told(
+    source: SourceKind, precision: PrecisionRecord, told: bool
+) -> None:
+    recording = one_step().recording(precision=precision, run=replace(RUN, source=source))
     _, summary = analysed(recording)
     assert ("Precision copies" in [headline.label for headline in said_of(summary, ()).headlines]) == told
     # Nothing is cast outside of autocast.
-    assert ("precision_copies" in render(summary, (), details=frozenset({Detail.MARKS}))) == (arm == ARM)
+    assert ("precision_copies" in render(summary, (), details=frozenset({Detail.MARKS}))) == (precision == AMP)
 
 
 @pytest.mark.parametrize(
-    ("arms", "opens"),
+    ("precisions", "opens"),
     [
         (("fp32", "amp", "amp-nocache"), 1),
         (("fp32", "amp-nocache"), 1),
@@ -125,8 +127,8 @@ def test_there_are_no_zero_copies_where_casts_cannot_be_told(source: SourceKind,
         ((), 0),
     ],
 )
-def test_the_page_opens_on_the_run_in_mixed_precision(arms: tuple[str, ...], opens: int) -> None:
-    assert page.opens_on(arms) == opens
+def test_the_page_opens_on_the_run_in_mixed_precision(precisions: tuple[str, ...], opens: int) -> None:
+    assert page.opens_on(precisions) == opens
 
 
 def test_the_breakdown_has_the_rows_of_the_table() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import ARM, Story
+from build import AMP, Story
 from failures import ended
 from golden_sections import Golden
 from jobs import pipeline, rank_recording, run_of, runs_of, with_missing
@@ -87,7 +87,7 @@ def test_of_what_does_not_add_up_there_is_no_verdict(golden: Golden) -> None:
     events = replace(recording.events, allocated=recording.events.allocated + np.int64(4096))
     runs = [*runs_of(3)[::2], run_of(replace(recording, events=events))]
     golden(render_ranks(merge(runs)))
-    amp = [run_of(rank_recording(rank, 3, arm=ARM), "amp") for rank in range(3)]
+    amp = [run_of(rank_recording(rank, 3, precision=AMP), "amp") for rank in range(3)]
     golden(render_jobs(merge_all([*runs, *amp])), "in two precisions")
 
 
@@ -100,7 +100,9 @@ def killed(run: RankRun) -> RankRun:
 
 def test_worst_ranks_with_other_parameters_are_no_verdict_on_precision(golden: Golden) -> None:
     amp = [
-        run_of(rank_recording(rank, 8, arm=ARM, activations=200 + 400 * (rank // 2), weights=200 + 10 * (rank // 2)))
+        run_of(
+            rank_recording(rank, 8, precision=AMP, activations=200 + 400 * (rank // 2), weights=200 + 10 * (rank // 2))
+        )
         for rank in range(8)
     ]
     golden(render_jobs(merge_all([*pipeline(), *amp])))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from build import ARM, FP32, RUN, Story, arm_run, small_run
+from build import AMP, FP32, RUN, Story, precision_run, small_run
 from changed_code import Code, changed
 from checked import MIB, result, run
 from failures import in_backward, in_forward
@@ -161,7 +161,9 @@ def cases() -> Mapping[str, Rendered]:
         Code(sizes=(1000, 1000, 2**20), kept=300), Code(sizes=(5000, 7000, 2**21), line=40, kept=512, op="aten::add")
     )
     comparison = compare(three())
-    alike = compare([entry_of(arm_run(FP32, plain=(10**12,))), entry_of(arm_run(ARM, script="train_v2.py"))])
+    alike = compare(
+        [entry_of(precision_run(FP32, plain=(10**12,))), entry_of(precision_run(AMP, script="train_v2.py"))]
+    )
     checks = [
         result(run(saved=3 * MIB), run(), activations="5MiB", label="rank 3"),
         result(run(saved=3 * MIB), run(), summary=True, label="rank 17"),

@@ -16,7 +16,7 @@ export interface Summary {
   local_rank: number | null;
   mesh: Array<MeshAxis>;
   stages: Array<number>;
-  arm: ArmSummary;
+  arm: PrecisionSummary;
   parameters: Parameters;
   optimizer: Array<Optimizer>;
   steps: Array<Step>;
@@ -55,7 +55,7 @@ export interface MeshAxis {
   coordinate: number;
 }
 
-export interface ArmSummary {
+export interface PrecisionSummary {
   name: "as-is" | "fp32" | "amp" | "amp-nocache" | "bf16";
   dtype: string | null;
   cache: boolean | null;
@@ -508,7 +508,7 @@ export interface PageView {
   config: Record<string, boolean | string>;
   categories: Array<CategoryView>;
   precision_copies: Array<string>;
-  autocast_arms: Array<string>;
+  autocast_precisions: Array<string>;
   marks: Record<string, string>;
   layers: Array<CategoryView>;
   runs: Array<RunView>;
@@ -527,7 +527,7 @@ export interface CategoryView {
 
 export interface RunView {
   label: string;
-  arm: string;
+  precision: string;
   title: string;
   packed: string;
   events: RunEvents | null;
@@ -647,7 +647,7 @@ export interface FitResult {
   runs: number;
   vary: Vary;
   gpu: SimulatedGpu;
-  arms: Array<ArmFit>;
+  arms: Array<PrecisionFit>;
   break_even: Array<BreakEven>;
   notes: Array<string>;
 }
@@ -667,7 +667,7 @@ export interface SimulatedGpu {
   allowed_bytes: number | null;
 }
 
-export interface ArmFit {
+export interface PrecisionFit {
   arm: "as-is" | "fp32" | "amp" | "amp-nocache" | "bf16";
   largest_fitting: number | null;
   smallest_not_fitting: number | null;

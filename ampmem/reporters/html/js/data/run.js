@@ -135,7 +135,7 @@ export function waterfallOf({ name, rows, totals }, labels, from, to) {
  * @param {PageView} page
  * @returns {Marked}
  */
-export function breakdownOf({ arm, steps }, { autocast_arms: autocast, categories, marks, precision_copies: copies }) {
+export function breakdownOf({ arm, steps }, { autocast_precisions: autocast, categories, marks, precision_copies: copies }) {
   const step = steps.findLast(({ finished }) => finished) ?? steps[steps.length - 1];
   const instants = liveAtMarks(step);
   /**

@@ -19,17 +19,17 @@ const OVER = [
   { dash: "8px,8px", size: 7 },
   { dash: "3px,9px", size: 4 },
 ];
-/** Crosses of several arms are one above the other, by this part of what the line below them stands for. */
+/** Crosses of several precisions are one above the other, by this part of what the line below them stands for. */
 const ROW = 0.04;
 
 /**
- * The runs of one arm: the peaks of those that fit or may fit, by value, and the values of those that do not.
- * @param {FitResult["arms"][number]} arm
+ * The runs of one precision: the peaks of those that fit or may fit, by value, and the values of those that do not.
+ * @param {FitResult["arms"][number]} run
  */
-function runsOf({ arm, points }) {
+function runsOf({ arm: precision, points }) {
   const fitting = points.filter((point) => point.may_fit);
   return {
-    arm,
+    precision,
     values: fitting.map((point) => point.value),
     reserved: fitting.map((point) => point.reserved_bytes ?? 0),
     allocated: fitting.map((point) => point.allocated_bytes ?? 0),
@@ -110,7 +110,7 @@ function reservedOf(curve, theme, under) {
     type: "scatter",
     mode: "lines+markers",
     name: plotlyText(curve.label),
-    legendgroup: curve.arm,
+    legendgroup: curve.precision,
     x: curve.values,
     y: curve.reserved,
     line: { color: curve[theme], width: 2.5, dash },
@@ -134,8 +134,8 @@ function allocatedOf(curve, theme) {
   return {
     type: "scatter",
     mode: "lines",
-    name: plotlyText(`${curve.arm} allocated`),
-    legendgroup: curve.arm,
+    name: plotlyText(`${curve.precision} allocated`),
+    legendgroup: curve.precision,
     showlegend: false,
     x: curve.values,
     y: curve.allocated,
@@ -155,13 +155,13 @@ function failingOf(curve, argument, theme, height) {
   return {
     type: "scatter",
     mode: "markers",
-    name: plotlyText(`${curve.arm} does not fit`),
-    legendgroup: curve.arm,
+    name: plotlyText(`${curve.precision} does not fit`),
+    legendgroup: curve.precision,
     showlegend: false,
     x: curve.failing,
     y: curve.failing.map(() => height),
     marker: { symbol: "x", size: 9, color: curve[theme], line: { width: 1, color: INKS[theme].back } },
-    text: curve.failing.map((value) => plotlyText(`${curve.arm}, ${argument} ${formatCount(value)}: does not fit`)),
+    text: curve.failing.map((value) => plotlyText(`${curve.precision}, ${argument} ${formatCount(value)}: does not fit`)),
     hoverinfo: "text",
   };
 }
@@ -218,18 +218,18 @@ function topOf(data) {
 }
 
 /**
- * A band from the last value at which an arm costs to the first at which it saves; one label for equal bands.
+ * A band from the last value at which a precision costs to the first at which it saves; one label for equal bands.
  * @param {Drawn} data
  * @param {Theme} theme
  */
 function crossingsOf(data, theme) {
   const ink = INKS[theme];
-  /** @type {Map<string, {from: number, to: number, arms: string[]}>} */
+  /** @type {Map<string, {from: number, to: number, precisions: string[]}>} */
   const bands = new Map();
-  for (const { arm, verdict, costs_at: from, saves_at: to } of data.fit.break_even) {
+  for (const { arm: precision, verdict, costs_at: from, saves_at: to } of data.fit.break_even) {
     if (verdict !== "crosses" || from === null || to === null) continue;
-    const band = bands.get(`${from} ${to}`) ?? { from, to, arms: [] };
-    band.arms.push(arm);
+    const band = bands.get(`${from} ${to}`) ?? { from, to, precisions: [] };
+    band.precisions.push(precision);
     bands.set(`${from} ${to}`, band);
   }
   const shown = [...bands.values()];
@@ -245,14 +245,14 @@ function crossingsOf(data, theme) {
       opacity: 0.25,
       line: { width: 1, color: ink.quiet },
     })),
-    annotations: shown.map(({ to, arms }, i) => ({
+    annotations: shown.map(({ to, precisions }, i) => ({
       yref: "paper",
       x: to,
       y: 0.03 + 0.08 * i,
       xanchor: "left",
       yanchor: "bottom",
       showarrow: false,
-      text: plotlyText(`${arms.join(", ")}: less allocated than fp32 from ${formatCount(to)}`),
+      text: plotlyText(`${precisions.join(", ")}: less allocated than fp32 from ${formatCount(to)}`),
       font: { size: 12, color: ink.ink },
     })),
   };
@@ -271,7 +271,7 @@ export function fitFigure(view, theme, width, height) {
   const line = topOf(data);
   const floor = smallest(data);
   const span = line - floor || line;
-  // Crosses stand above all that is drawn, one row for each arm.
+  // Crosses stand above all that is drawn, one row for each precision.
   const most = line + span * (MARGIN + ROW * (data.curves.length + 1));
   const least = Math.max(0, floor - span * MARGIN);
   const ticks = byteTicks(most, 6, least);

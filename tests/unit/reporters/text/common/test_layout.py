@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from build import ARM, FP32, Story, arm_run, small_run, write
+from build import AMP, FP32, Story, precision_run, small_run, write
 from golden_texts import encoder, three
 
 from ampmem.analysis.comparison import compare, distinct, entry_of
@@ -63,7 +63,7 @@ def odd(name: str) -> Summary:
         story.free(0x3000)
     story.end(loss=-1.23456e-300, scale=2.0**128)
     story.enter(Phase.BACKWARD)
-    recording = story.recording(arm=replace(ARM, dtype=name), notes=[name])
+    recording = story.recording(precision=replace(AMP, dtype=name), notes=[name])
     return summarize(replace(recording, run=replace(recording.run, script=name, device_name=name, torch=name)))
 
 
@@ -93,7 +93,12 @@ def test_no_line_is_wider_than_the_terminal(name: str) -> None:
 
 
 def test_no_line_of_a_comparison_is_wider_than_the_terminal() -> None:
-    runs = [arm_run(FP32, plain=(10**15,)), arm_run(ARM, script=HOSTILE), encoder(), small_run().recording()]
+    runs = [
+        precision_run(FP32, plain=(10**15,)),
+        precision_run(AMP, script=HOSTILE),
+        encoder(),
+        small_run().recording(),
+    ]
     entries = distinct([*map(entry_of, runs), *three()], [HOSTILE, WIDE, *"abcde"])
     comparison = compare(entries)
     for width in WIDTHS:
@@ -115,7 +120,7 @@ def test_colour_moves_nothing() -> None:
             assert "\x1b" not in one(plain)
 
 
-def test_only_headings_totals_and_alarms_are_styled() -> None:
+def test_only_headings_totals_and_alprecisions_are_styled() -> None:
     text = render(SUMMARIES["small"], ["warning: doubtful"], layout=Layout(colour=True))
     lines = text.splitlines()
     assert lines[0].startswith("\x1b[1mThe peak is 3.0 KiB, in backward of step 1")

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ampmem.events import ArmRecord, ParameterRecord
-from ampmem.vocabulary import Arm
+from ampmem.events import ParameterRecord, PrecisionRecord
+from ampmem.vocabulary import Precision
 
 
 @dataclass(slots=True, kw_only=True)
-class ArmSeen:
+class PrecisionSeen:
     """The autocast states that :meth:`sample` saw on devices of one type."""
 
     device_type: str
@@ -26,7 +26,7 @@ class ArmSeen:
     compiled: bool = False
     """Whether compiled code ran."""
 
-    def copy(self) -> ArmSeen:
+    def copy(self) -> PrecisionSeen:
         """A copy of the states seen so far."""
         return replace(self, dtypes=dict(self.dtypes))
 
@@ -47,15 +47,15 @@ class ArmSeen:
             self.cache = bool(self.cache) or torch.is_autocast_cache_enabled()
 
 
-def arm_record(
-    seen: ArmSeen,
+def precision_record(
+    seen: PrecisionSeen,
     parameters: Sequence[ParameterRecord],
     *,
     low: bool,
     casts: bool,
-    forced: Arm = Arm.AS_IS,
+    forced: Precision = Precision.AS_IS,
     wrapped: bool = False,
-) -> ArmRecord:
+) -> PrecisionRecord:
     """The record of the forced precision, or else of the one seen: ``as-is`` if it is not known to be FP32 or AMP.
 
     ``low`` says whether any tensor had a type that autocast casts to: if compiled code ran, autocast may be inside it.
@@ -63,16 +63,16 @@ def arm_record(
     """
     known = seen.sampled and not (seen.other or casts) and not (seen.compiled and low)
     name = forced
-    if forced == Arm.AS_IS and seen.dtypes:
-        name = Arm.AMP if seen.cache else Arm.AMP_NOCACHE
-    elif forced == Arm.AS_IS and known and all(parameter.dtype == "float32" for parameter in parameters):
-        name = Arm.FP32
+    if forced == Precision.AS_IS and seen.dtypes:
+        name = Precision.AMP if seen.cache else Precision.AMP_NOCACHE
+    elif forced == Precision.AS_IS and known and all(parameter.dtype == "float32" for parameter in parameters):
+        name = Precision.FP32
     dtype = next(iter(seen.dtypes), None)
-    return ArmRecord(
+    return PrecisionRecord(
         name=name,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         cache=seen.cache,
         scaler=seen.scaler,
-        forced=forced != Arm.AS_IS,
+        forced=forced != Precision.AS_IS,
         wrapped=wrapped,
     )

@@ -1,4 +1,4 @@
-"""Recordings of functions in a forced arm, and what their verdicts say."""
+"""Recordings of functions in a forced precision, and what their verdicts say."""
 
 import functools
 import gc
@@ -16,18 +16,18 @@ from ampmem.events import Recording
 from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
 from ampmem.recording import read
-from ampmem.vocabulary import STEP_MARKS, Arm
+from ampmem.vocabulary import STEP_MARKS, Precision
 
-ARMS = ("fp32", "amp", "amp-nocache")
+PRECISIONS = ("fp32", "amp", "amp-nocache")
 STATIC = ("parameters", "cast_copies", "gradients", "master_copies", "optimizer_state")
 
 
-def record(function: Callable[[], Any], arm: Arm = Arm.AS_IS) -> Recording:
-    """``function`` under ampmem in ``arm``."""
+def record(function: Callable[[], Any], forced: Precision = Precision.AS_IS) -> Recording:
+    """``function`` under ampmem in ``forced``."""
     gc.collect()  # the optimizers of the one before
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.ampmem"
-        session = Session(Options(path=path, script="", stacks=False, arm=arm))
+        session = Session(Options(path=path, script="", stacks=False, precision=forced))
         session.start()
         try:
             function()
@@ -47,8 +47,10 @@ def alone() -> None:
 
 
 @functools.cache
-def workload(name: str, precision: str, arm: Arm = Arm.AS_IS, **rest: Any) -> tuple[Analysis, measure.Run]:
-    """A workload of that precision in ``arm``, and what its ``train`` left alive."""
+def workload(
+    name: str, precision: str, forced: Precision = Precision.AS_IS, **rest: Any
+) -> tuple[Analysis, measure.Run]:
+    """A workload of that precision in ``forced``, and what its ``train`` left alive."""
     runs = []
     module = measure.workload(name)
 
@@ -59,7 +61,7 @@ def workload(name: str, precision: str, arm: Arm = Arm.AS_IS, **rest: Any) -> tu
             steps = {key: rest[key] for key in rest if key == "steps"}
             module.train(measure.options(precision, **steps), **measure.EXTRA.get(name, {}), **extra)
 
-    return analyse(record(run, arm)), runs[0]
+    return analyse(record(run, forced)), runs[0]
 
 
 def judged(analysis: Analysis, index: int | None = None) -> StaticVerdict:
