@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden_sections import Golden
 from hypothesis import settings
+from support.golden_sections import Golden
 
 # Models of tests gain nothing from more threads, and several processes of pytest would wait for each other's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

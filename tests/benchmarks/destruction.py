@@ -28,13 +28,13 @@ from subprocess import run
 from tempfile import TemporaryDirectory
 
 _TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(_TESTS / name) for name in ("unit", "integration", "integration/guest")]
+sys.path.insert(0, str(_TESTS))
 
 import click  # noqa: E402
-import streams  # noqa: E402
-from guest import NAMES, PROGRAMS, beside  # noqa: E402
-from hostile import mutations  # noqa: E402
-from ready_python import ready_python  # noqa: E402
+from support import streams  # noqa: E402
+from support.guest import NAMES, PROGRAMS, beside  # noqa: E402
+from support.hostile import mutations  # noqa: E402
+from support.ready_python import ready_python  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 
 from ampmem.errors import AmpmemError  # noqa: E402

@@ -29,9 +29,9 @@ from ampmem.importer.unpickle import load_plain
 from ampmem.recording import read
 from ampmem.vocabulary import SourceKind
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from replayed import replay
+from support.replayed import replay
 
 ROOT = Path(__file__).parents[2]
 STEP, FORWARD = "step", "forward"

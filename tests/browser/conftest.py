@@ -1,8 +1,6 @@
 """A browser, pages opened in it under watch, and the recordings that they show."""
 
 import functools
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,22 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Open, Tab, Written, written
-from ready_python import ready_python
-from story import long_run
+from support.pages import Open, Tab, Written, chromium, written
+from support.ready_python import ready_python
+from support.story import long_run
 
 from ampmem.analysis.analyse import analyse
 from ampmem.recording import read
 from ampmem.reporters.html import write
-
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-
-
-def chromium() -> str | None:
-    """The browser that ``AMPMEM_CHROMIUM`` names, else one of the usual names."""
-    named = os.environ.get("AMPMEM_CHROMIUM")
-    return named or next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
-
 
 _open = ExitStack()
 """What is closed after the last test of this folder."""

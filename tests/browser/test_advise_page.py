@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import write as write_recording
-from pages import Open, wait_until
-from story import long_run
+from support.build import write as write_recording
+from support.pages import Open, wait_until
+from support.story import long_run
 
 from ampmem.analysis.advise import AdviceDocument, Proof, advice
 from ampmem.analysis.blocks import Blocks

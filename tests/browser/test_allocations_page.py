@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build import Story
-from pages import Open, Written, written
-from story import gpu_run
+from support.build import Story
+from support.pages import Open, Written, written
+from support.story import gpu_run
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.layers import address_map

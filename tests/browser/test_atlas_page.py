@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Open, wait_until
+from support.pages import Open, wait_until
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 pytestmark = [

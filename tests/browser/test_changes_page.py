@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import write as write_recording
-from changed_code import Code, run_of
-from pages import Open
-from story import PAYLOADS, hostile_run
+from support.build import write as write_recording
+from support.changed_code import Code, run_of
+from support.pages import Open
+from support.story import PAYLOADS, hostile_run
 
 from ampmem.analysis.difference.difference import Side, difference
 from ampmem.analysis.difference.sides import read_side

@@ -1,14 +1,14 @@
 """The page of ``ampmem fit`` in a browser: its curves, its table, and texts of a script that are only ever texts."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Open, wait_until
+from support.pages import Open, wait_until
+from support.story import fit_of, made
 
-from ampmem.analysis.fit import FitResult, Memory, Points, Vary, fit_result
+from ampmem.analysis.fit import Memory, Vary
 from ampmem.reporters.html.fit_page import write_fit
 from ampmem.reporters.text.fit import break_even_lines, fitting_lines
 from ampmem.units import format_bytes
@@ -21,23 +21,6 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[2J"
 TRACES = """Object.fromEntries(document.getElementById("chart").data.map((trace) =>
   [trace.name, {x: trace.x, y: trace.y, text: trace.text, opacity: trace.opacity, line: trace.line,
                 size: trace.marker?.size}]))"""
-
-
-def memory(mebibytes: int) -> Memory:
-    return Memory(allocated=mebibytes * MIB, reserved=(mebibytes + 6) * MIB, used=(mebibytes + 518) * MIB)
-
-
-def made(total: int = 800 * MIB, precisions: tuple[str, ...] = ("amp",)) -> FitResult:
-    fp32 = {value: memory(20 + 10 * value) for value in (1, 2, 3, 4, 16, 24)}
-    amp = {**{value: memory(45 + 2 * value) for value in fp32}, 64: memory(173), 128: None}
-    points = {"fp32": {**fp32, 25: None, 64: None}, **{precision: dict(amp) for precision in precisions}}
-    return fit_of(points, total)
-
-
-def fit_of(points: Mapping[str, Points], total: int, gpu: str = "a GPU") -> FitResult:
-    """The result of runs over a batch size."""
-    vary = Vary(name="--batch-size", separator="=", low=1, high=64)
-    return fit_result(points, script="train.py", vary=vary, gpu=gpu, total=total, steps=2, notes=("a note",))
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Open, Written, changed, written
-from story import PAYLOADS, hostile_run
+from support.pages import Open, Written, changed, written
+from support.story import PAYLOADS, hostile_run
 
 from ampmem.reporters.html.safety import MAX_TEXT, visible
 

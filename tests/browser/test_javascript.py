@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from page_types import FILE, page_types
+from support.page_types import FILE, page_types
 
 from ampmem.reporters.html.page import bundle
 from ampmem.units import format_bytes, format_count, format_duration
@@ -55,7 +55,7 @@ def test_modules_are_small() -> None:
 
 
 def test_the_types_of_the_page_are_those_of_the_views() -> None:
-    assert FILE.read_text(encoding="utf-8") == page_types(), "run tests/browser/page_types.py"
+    assert FILE.read_text(encoding="utf-8") == page_types(), "run tests/support/page_types.py"
 
 
 @pytest.fixture(scope="session")

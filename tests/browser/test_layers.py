@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import EXACT, Open, Written, written
-from story import gpu_run
+from support.pages import EXACT, Open, Written, written
+from support.story import gpu_run
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.layers import AllocatorLayers

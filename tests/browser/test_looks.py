@@ -5,46 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import write as write_recording
-from pages import Open, Written, changed, wait_until, written
-from story import long_run
+from support.build import write as write_recording
+from support.pages import BROKEN, CUT, Open, Written, changed, violations, wait_until, written
+from support.story import long_run
 
 from ampmem.reporters.html import write
 
 pytestmark = pytest.mark.browser
 
 WIDTHS = (390, 600, 900, 1024, 1440)
-
-BROKEN = """() => {
-  const broken = [];
-  const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
-  const range = document.createRange();
-  while (texts.nextNode()) {
-    const text = texts.currentNode;
-    if (!text.parentElement.checkVisibility() || text.parentElement.closest(".unseen, svg, .tree")) continue;
-    for (const word of text.data.matchAll(/[A-Za-z0-9]+/g)) {
-      range.setStart(text, word.index);
-      range.setEnd(text, word.index + word[0].length);
-      const lines = new Set(Array.from(range.getClientRects(), (box) => Math.round(box.top)));
-      if (lines.size > 1) broken.push(`${word[0]} in ${text.parentElement.closest("[id]").id}`);
-    }
-  }
-  return broken;
-}"""
-CUT = """() => Array.from(document.querySelectorAll("section:not(#allocations) .scroll"))
-  .filter((box) => box.checkVisibility() && box.scrollWidth > box.clientWidth)
-  .map((box) => `${box.ariaLabel}: ${box.scrollWidth - box.clientWidth} px`)"""
-
-
-def violations(page: Any) -> list[str]:
-    """What axe-core finds, in words."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    found = axe.Axe().run(page).response["violations"]
-    return [
-        f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:4]]} "
-        f"{one['nodes'][0].get('failureSummary', '')}"
-        for one in found
-    ]
 
 
 def test_accessible_at_all_widths_and_in_both_themes(open_page: Open, tmp_path: Path) -> None:

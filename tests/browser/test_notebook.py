@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import small_run
-from build import write as write_recording
-from pages import WAIT_MS, wait_until
-from story import long_run
+from support.build import small_run
+from support.build import write as write_recording
+from support.pages import WAIT_MS, wait_until
+from support.story import long_run
 
 import ampmem
 from ampmem.integrations.notebook.recorded import framed_bundle

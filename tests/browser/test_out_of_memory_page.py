@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from failures import OUT_OF_MEMORY, late_zero_grad
-from pages import Open, Written, written
-from story import long_run
+from support.failures import OUT_OF_MEMORY, late_zero_grad
+from support.pages import Open, Written, written
+from support.story import long_run
 
 from ampmem.allocator.oom import pack_segments
 from ampmem.analysis.findings.base import remedies

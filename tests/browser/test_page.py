@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import EXACT, Open, Written, bring, wait_until, written
+from support.pages import EXACT, Open, Written, bring, wait_until, written
 
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chromium
-from pages import Written, changed, written
-from story import long_run
-from test_fit_page import made
+from support.pages import Written, changed, chromium, written
+from support.story import long_run, made
 
 from ampmem.reporters.html.fit_page import write_fit
 

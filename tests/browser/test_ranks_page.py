@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import AMP, FP32
-from build import write as write_recording
-from jobs import rank_recording
-from pages import Open, wait_until
-from story import PAYLOADS
-from test_looks import BROKEN, CUT, violations
+from support.build import AMP, FP32
+from support.build import write as write_recording
+from support.jobs import rank_recording
+from support.pages import BROKEN, CUT, Open, violations, wait_until
+from support.story import PAYLOADS
 
 from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge

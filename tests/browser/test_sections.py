@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import Open, Written, changed
+from support.pages import Open, Written, changed
 
 from ampmem.analysis.ops import plain_kind
 from ampmem.analysis.summary import summary_of

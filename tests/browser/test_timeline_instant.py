@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import Open, Written, bring, wait_until, written
+from support.pages import Open, Written, bring, wait_until, written
 
 from ampmem.analysis.ops import result_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Open, Written, bring, changed, wait_until
+from support.pages import Open, Written, bring, changed, wait_until
 
 pytestmark = pytest.mark.browser
 

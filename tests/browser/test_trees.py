@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import Open, Written, written
-from story import LAUNCHER, LIBRARY, WRAPPERS, deep_run
+from support.pages import Open, Written, written
+from support.story import LAUNCHER, LIBRARY, WRAPPERS, deep_run
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES

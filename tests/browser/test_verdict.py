@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Open, Written, changed
+from support.pages import Open, Written, changed
 
 pytestmark = pytest.mark.browser
 

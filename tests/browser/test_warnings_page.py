@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pages import Open, written
-from story import long_run
+from support.pages import Open, written
+from support.story import long_run
 
 from ampmem.events import UNKNOWN
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Open, Written
+from support.pages import Open, Written
 
 from ampmem.analysis.summary import summarize
 from ampmem.failure import FailureKind, FailureRecord

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from cold import Cold
+from support.cold import Cold
 
 VARIABLE = "AMPMEM_COLD"
 

@@ -6,8 +6,8 @@ import pytest
 from against_cpu import SAME, differences
 from check import PROGRAMS, missing
 from program import Program
-from ready_python import ready_python
 from runs import Recorded, outcome
+from support.ready_python import ready_python
 
 QUICK = [program for program in PROGRAMS if program.quick]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ampmem
+from support.commands import ampmem
 from torch.torch_version import TorchVersion
 
 from ampmem.analysis.changes import CHANGES

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ampmem, python
+from support.commands import ampmem, python
 from torch.torch_version import TorchVersion
 
 from ampmem.analysis.analyse import analyse

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import python
+from support.commands import python
 from torch import nn
 from torch.torch_version import TorchVersion
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import measure
 import numpy as np
 import torch
+from support import measure
 from torch import Tensor, nn
 from torch.optim import Optimizer
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import cuda_runs
-import measure
 import pytest
 import torch
 from cuda_runs import PRECISIONS, WORKLOADS, assert_conserved, observed, plain, train
+from support import measure
 from torch import nn
 
 import ampmem

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ampmem
-from page_reader import page_data
-from ready_python import Kind, ready_python
+from support.commands import ampmem
+from support.page_reader import page_data
+from support.ready_python import Kind, ready_python
 
 from ampmem.analysis.changes import CHANGES
 from ampmem.analysis.fit import memory_of

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from commands import python
+from support.commands import python
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category

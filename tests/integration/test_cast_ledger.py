@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import measure
 import pytest
 import torch
-from precisions import PRECISIONS, all_judged, record, terms, workload
+from support import measure
+from support.precisions import PRECISIONS, all_judged, record, terms, workload
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.backends import mkldnn

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from commands import ampmem
+from support.commands import ampmem
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "budgets.md"
 SIM = ("--device", "sim", "--gpu", "h100")

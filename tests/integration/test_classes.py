@@ -3,10 +3,9 @@
 import copy
 from collections.abc import Callable, Mapping
 
-import measure
-import precisions
 import pytest
 import torch
+from support import measure, precisions
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import refused
-from commands import ampmem
-from ready_python import ready_python
+from support.command_line import refused
+from support.commands import ampmem
+from support.ready_python import ready_python
 
 from ampmem.recording import read
 from ampmem.units import format_bytes

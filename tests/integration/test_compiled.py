@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import ampmem, python
+from support.commands import ampmem, python
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.summary import summarize

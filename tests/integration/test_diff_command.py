@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from commands import ampmem
+from support.commands import ampmem
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "budgets.md"
 

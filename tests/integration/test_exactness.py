@@ -7,10 +7,10 @@ import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import measure
 import pytest
 import torch
-from measure import EXTRA, PRECISIONS, WORKLOADS, assert_conserved, options
+from support import measure
+from support.measure import EXTRA, PRECISIONS, WORKLOADS, assert_conserved, options
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer, RMSprop
 

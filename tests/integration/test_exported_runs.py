@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from command_line import ampmem_here
-from commands import ampmem
+from support.command_line import ampmem_here
+from support.commands import ampmem
 
 from ampmem.recording import read
 

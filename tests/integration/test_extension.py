@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.events import Columns, Fact, OomRecord, Recording
 from ampmem.recorder.sources import extension

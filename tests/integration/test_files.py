@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import writers
-from commands import ampmem, python
+from support import writers
+from support.commands import ampmem, python
 
 from ampmem.recording import read
 
-HERE = Path(__file__).parent
-WRITERS = str(HERE / "writers.py")
-WEAKER = str(HERE / "weaker.py")
+SUPPORT = Path(__file__).parents[1] / "support"
+WRITERS = str(SUPPORT / "writers.py")
+WEAKER = str(SUPPORT / "weaker.py")
 KEPT = ("overlay", "user")
 """The kinds of protection under which the script can write, and read what it wrote."""
 KINDS = (*KEPT, "landlock", "python")

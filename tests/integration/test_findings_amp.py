@@ -1,23 +1,19 @@
 """What ampmem tells about mixed precision, on runs that have it and on runs that have not."""
 
-import functools
-import gc
-import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-import measure
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import ampmem as command
-from measure import options
+from support import measure
+from support.commands import ampmem as command
+from support.findings import findings, linears, profiled, recorded
+from support.measure import options
 from torch import Tensor, nn
 
 import ampmem
 from ampmem.analysis.estimate import break_even, first_saving
-from ampmem.analysis.findings.base import Finding
 from ampmem.recording import read
 from ampmem.workloads import checkpointed
 
@@ -28,39 +24,8 @@ HALF = 2
 """Bytes of a bfloat16 element."""
 
 
-def findings(profile: ampmem.Profile) -> dict[str, Finding]:
-    found = profile.summary().findings
-    assert len({finding.code for finding in found}) == len(found)
-    for finding in found:
-        assert finding.bytes is None or finding.bytes > 0
-        assert finding.message.endswith(".") and finding.change and finding.evidence
-    return {finding.code: finding for finding in found}
-
-
-@functools.cache
-def recorded(name: str, precision: str, **rest: int) -> ampmem.Profile:
-    gc.collect()
-    with ampmem.profile() as profile:
-        measure.train(name, precision, **rest)
-    return profile
-
-
-def linears(*sizes: int) -> nn.Sequential:
-    """Linear layers without bias between layers of these sizes."""
-    torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in itertools.pairwise(sizes)))
-
-
 def autocast(**rest: bool) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, **rest)
-
-
-def profiled(step: Callable[[int], None], steps: int = 3) -> ampmem.Profile:
-    gc.collect()
-    with ampmem.profile() as profile:
-        for index in range(steps):
-            step(index)
-    return profile
 
 
 # -- does it pay? -----------------------------------------------------------------------------

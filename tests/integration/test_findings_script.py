@@ -3,11 +3,11 @@
 import gc
 import inspect
 
-import measure
 import pytest
 import torch
-from measure import options
-from test_findings_amp import findings, linears, profiled, recorded
+from support import measure
+from support.findings import findings, linears, profiled, recorded
+from support.measure import options
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 

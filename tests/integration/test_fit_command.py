@@ -12,8 +12,8 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
-from commands import ampmem
-from ready_python import Kind, ready_python
+from support.commands import ampmem
+from support.ready_python import Kind, ready_python
 
 from ampmem.events import Action, Recording
 from ampmem.recording import read

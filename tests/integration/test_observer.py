@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import measure
 import pytest
 import torch
-from measure import EXTRA, PRECISIONS, WORKLOADS, Observed, observed, options, plain
+from support import measure
+from support.measure import EXTRA, PRECISIONS, WORKLOADS, Observed, observed, options, plain
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.optim import AdamW, Optimizer

@@ -3,10 +3,9 @@
 import json
 from typing import Any
 
-import measure
-import precisions
 import pytest
 import torch
+from support import measure, precisions
 from torch import nn
 from torch.optim import Optimizer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.analysis.out_of_memory import FailedRequest, ToCome
 from ampmem.analysis.summary import Summary, summarize

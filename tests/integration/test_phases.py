@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import python
+from support.commands import python
 from torch import nn
 
 import ampmem

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import measure
 import pytest
 import torch
-from commands import ampmem
-from measure import EXTRA, WORKLOADS, options, plain
-from precisions import PRECISIONS, record, workload
+from support import measure
+from support.commands import ampmem
+from support.measure import EXTRA, WORKLOADS, options, plain
+from support.precisions import PRECISIONS, record, workload
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import TOTAL

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import refused
-from commands import ampmem, python
-from ready_python import ready_python
+from support.command_line import refused
+from support.commands import ampmem, python
+from support.ready_python import ready_python
 
 from ampmem.recording import read
 from ampmem.units import format_bytes

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from commands import ampmem
-from ready_python import BEFORE_THE_SCRIPT, BESIDE, PRELOADED, Kind, ready_python
+from support.commands import ampmem
+from support.ready_python import BEFORE_THE_SCRIPT, BESIDE, PRELOADED, Kind, ready_python
 
 pytestmark = pytest.mark.slow
 

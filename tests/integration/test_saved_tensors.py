@@ -3,11 +3,11 @@
 from collections import defaultdict
 from typing import Any
 
-import measure
 import pytest
 import torch
 import torch.nn.functional as F
-from precisions import PRECISIONS, record
+from support import measure
+from support.precisions import PRECISIONS, record
 from torch import Tensor, nn
 
 from ampmem.analysis.activations import activation_groups

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.recording import read
 

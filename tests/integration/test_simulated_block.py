@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from simulated_runs import torch_now
+from support.simulated_runs import torch_now
 from torch import nn
 
 import ampmem

@@ -4,8 +4,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from command_line import refused
-from commands import ampmem
+from support.command_line import refused
+from support.commands import ampmem
 
 from ampmem.allocator.settings import MIB
 from ampmem.analysis.summary import summarize

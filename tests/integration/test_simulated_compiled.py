@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ampmem
-from simulated_runs import torch_now
+from support.commands import ampmem
+from support.simulated_runs import torch_now
 
 import ampmem as package
 from ampmem.allocator.gpus import find_gpu

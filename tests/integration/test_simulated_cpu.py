@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-import measure
-import precisions
 import pytest
-from commands import python
-from simulated_runs import STEPS
+from support import measure, precisions
+from support.commands import python
+from support.simulated_runs import STEPS
 
 from ampmem.events import OTHER_THREADS, Action, Recording
 from ampmem.recording import read

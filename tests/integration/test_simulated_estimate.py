@@ -6,7 +6,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.events import Fact
 from ampmem.recording import read

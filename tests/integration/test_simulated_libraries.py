@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
-from commands import ampmem
+from support.commands import ampmem
 from torch import Tensor, nn
 
 from ampmem.allocator.gpus import find_gpu

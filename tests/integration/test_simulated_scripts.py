@@ -9,9 +9,9 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from command_line import refused
-from commands import ampmem
-from torch_version import older_than
+from support.command_line import refused
+from support.commands import ampmem
+from support.torch_version import older_than
 
 from ampmem.recording import read
 

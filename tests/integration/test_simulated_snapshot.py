@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ampmem, python
+from support.commands import ampmem, python
 
 from ampmem.allocator.gpus import GPUS
 from ampmem.allocator.settings import MIB

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.layers import address_map

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.recording import read
 

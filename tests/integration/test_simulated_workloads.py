@@ -7,12 +7,11 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import measure
 import numpy as np
-import precisions
 import pytest
-from commands import python
-from simulated_runs import STEPS
+from support import measure, precisions
+from support.commands import python
+from support.simulated_runs import STEPS
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.events import Action, Phase, Recording

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import measure
 import pytest
 import torch
+from support import measure
 from torch import Tensor, nn
 from torch.nested import nested_tensor
 from torch.testing._internal.two_tensor import TwoTensor

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import measure
 import pytest
 import torch
-from measure import WORKLOADS
-from precisions import PRECISIONS, all_judged, judged, part, record, terms, workload
+from support import measure
+from support.measure import WORKLOADS
+from support.precisions import PRECISIONS, all_judged, judged, part, record, terms, workload
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ready_python import ready_python
+from support.ready_python import ready_python
 
 from ampmem.analysis.summary import summarize
 from ampmem.cli.processes.children import ChildEnd, Children, run_child

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from measure import gradients, parameters, state
+from support.measure import gradients, parameters, state
 from torch import nn
 
 import ampmem

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from commands import ampmem, python
-from ready_python import ready_python
+from support.commands import ampmem, python
+from support.ready_python import ready_python
 
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.watched import FullPart

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from golden_sections import Golden
+from support.golden_sections import Golden
 from torch import nn
 
 import ampmem

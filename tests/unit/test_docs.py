@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from documents import PAGES, ROOT, code_in, commands, name_of, prose_of
+from support.documents import PAGES, ROOT, code_in, commands, name_of, prose_of
 
 from ampmem import __all__ as public_names
 from ampmem import __version__, errors

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from golden_sections import Golden, sections
+from support.golden_sections import Golden, sections
 
 FILES = sorted(Path(__file__).parent.rglob("test_*.txt"))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import RUN, as_batches, described, small_run, write
+from support.build import RUN, as_batches, described, small_run, write
 
 from ampmem import output as files
 from ampmem.analysis.summary import require_training

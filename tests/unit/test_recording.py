@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build import AMP, RUN, as_batches, small_run, write
-from hostile.handmade import make
-from hostile.seeds import on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ready_python import ready_python
+from support.build import AMP, RUN, as_batches, small_run, write
+from support.hostile.handmade import make
+from support.hostile.seeds import on_cpu
+from support.ready_python import ready_python
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
@@ -385,7 +385,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from build import RUN, as_batches, small_run
+from support.build import RUN, as_batches, small_run
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.recording import RecordingWriter
 
@@ -405,7 +405,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_killed_run_keeps_the_steps_that_had_ended(tmp_path: Path, inside: bool) -> None:
     path = tmp_path / "run.ampmem"
-    code = KILLED.format(tests=str(Path(__file__).parent), path=str(path), inside=inside)
+    code = KILLED.format(tests=str(Path(__file__).parents[1]), path=str(path), inside=inside)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -422,7 +422,7 @@ KILLED_AT = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from build import RUN, as_batches, described, small_run
+from support.build import RUN, as_batches, described, small_run
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.recording import RecordingWriter
 
@@ -445,7 +445,7 @@ print(left)
 
 
 def test_wherever_a_run_is_killed_a_step_is_there_with_its_parameters_or_not_at_all(tmp_path: Path) -> None:
-    tests, whole = str(Path(__file__).parent), small_run().recording()
+    tests, whole = str(Path(__file__).parents[1]), small_run().recording()
     path, enough = tmp_path / "run.ampmem", 10**9
 
     def run(steps: int) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch_version
+from support import torch_version
 
 
 @pytest.mark.parametrize(

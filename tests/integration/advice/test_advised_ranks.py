@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.summary import summarize

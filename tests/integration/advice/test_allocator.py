@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.recording import read

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import ampmem
+from support.commands import ampmem
 
 pytestmark = [
     pytest.mark.slow,

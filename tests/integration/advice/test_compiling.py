@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from commands import ampmem
-from ready_python import Kind, ready_python
+from support.commands import ampmem
+from support.ready_python import Kind, ready_python
 from torch import nn
 
 from ampmem.analysis.summary import summarize

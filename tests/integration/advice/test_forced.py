@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.analysis.summary import summarize
 from ampmem.events import Action, Recording

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from commands import ampmem
+from support.commands import ampmem
 
 from ampmem.events import Recording
 from ampmem.recording import read

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from command_line import ampmem_here
-from field import Ran, record
+from support.command_line import ampmem_here
+from support.field import Ran, record
 
 
 def component(ran: Ran, mark: str, name: str) -> dict[str, Any]:

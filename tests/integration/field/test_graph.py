@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import field
+from support import field
 
 
 def test_sparse_inputs_and_buffers_are_what_they_consist_of(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import field
+from support import field
 
 
 def test_the_bytes_that_an_lstm_keeps_are_no_mask(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from field import Ran, plain, record
+from support.field import Ran, plain, record
 
 from ampmem.events import OTHER_THREADS, Action
 from ampmem.recording import read

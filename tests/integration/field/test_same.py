@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from field import plain, record
+from support.field import plain, record
 
 pytestmark = pytest.mark.slow
 

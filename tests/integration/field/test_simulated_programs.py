@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import refused
-from commands import ampmem
-from field import PROGRAMS, record
+from support.command_line import refused
+from support.commands import ampmem
+from support.field import PROGRAMS, record
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ampmem
-from field import PROGRAMS, Ran, record
+from support.commands import ampmem
+from support.field import PROGRAMS, Ran, record
 
 from ampmem.recorder.steps import FORWARD_UNSEEN, PATIENCE
 

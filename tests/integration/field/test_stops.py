@@ -6,8 +6,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from commands import ampmem
-from field import PROGRAMS
+from support.commands import ampmem
+from support.field import PROGRAMS
 
 from ampmem.recording import read
 

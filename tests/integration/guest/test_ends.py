@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from command_line import ampmem_here
-from commands import ampmem
-from guest import PROGRAMS, RECORDING, beside
+from support.command_line import ampmem_here
+from support.commands import ampmem
+from support.guest import PROGRAMS, RECORDING, beside
 
 from ampmem.failure import FailureKind
 from ampmem.recording import read

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from commands import python
-from guest import NAMES, PROGRAMS, beside
+from support.commands import python
+from support.guest import NAMES, PROGRAMS, beside
 
 import ampmem
 from ampmem.analysis.summary import summarize

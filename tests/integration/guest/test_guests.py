@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from guest import NAMES, beside
+from support.guest import NAMES, beside
 
 pytestmark = pytest.mark.slow
 

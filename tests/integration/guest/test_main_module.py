@@ -7,9 +7,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from commands import ampmem, python
-from guest import PROGRAMS, beside
-from ready_python import ready_python
+from support.commands import ampmem, python
+from support.guest import PROGRAMS, beside
+from support.ready_python import ready_python
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from guest import beside
+from support.guest import beside
 from torch import nn
 from torch._dynamo.utils import ExactWeakKeyDictionary
 

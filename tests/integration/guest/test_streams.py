@@ -4,9 +4,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from guest import beside
-from ready_python import ready_python
-from streams import CASES, CLOSED, FAST, SLOW, Case, run, run_closed
+from support.guest import beside
+from support.ready_python import ready_python
+from support.streams import CASES, CLOSED, FAST, SLOW, Case, run, run_closed
 
 
 @pytest.mark.slow

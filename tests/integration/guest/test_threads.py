@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import python
-from guest import Ended, alone, beside
+from support.commands import python
+from support.guest import Ended, alone, beside
 from torch import nn
 
 import ampmem

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from guest import beside
+from support.guest import beside
 from torch import nn
 from torch.nn.modules import module as torch_module
 

@@ -4,10 +4,10 @@ import runpy
 from pathlib import Path
 
 import pytest
-import read_back
 import torch
 import train_accelerate
 from accelerate import Accelerator
+from support import read_back
 
 from ampmem import patching
 from ampmem.integrations.accelerate import AmpmemTracker, record

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import read_back
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
+from support import read_back
 from train_lightning import fit
 
 from ampmem import patching

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import mlflow
-import read_back
 import torch
 import train_loop
 import wandb
+from support import read_back
 
 import ampmem
 from ampmem import patching

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import read_back
 import torch
+from support import read_back
 from train_transformers import make_trainer
 from transformers import Trainer, TrainerCallback
 

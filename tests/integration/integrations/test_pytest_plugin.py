@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ready_python import ready_python
+from support.ready_python import ready_python
 from torch import nn
 
 import ampmem

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import hosts
 import pytest
-import read_back
+from support import hosts, read_back
 
 
 @pytest.mark.slow

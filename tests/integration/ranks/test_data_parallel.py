@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import data_parallel_runs as runs
-import gloo
-import measure
 import numpy as np
 import pytest
+from support import data_parallel_runs as runs
+from support import gloo, measure
 
 import ampmem
 from ampmem.analysis.analyse import analyse

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import commands
 import pytest
 import torch
+from support import commands
 from torch import nn
 
 import ampmem

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import gloo
-import partition_runs as runs
 import pytest
+from support import gloo
+from support import partition_runs as runs
 
 import ampmem
 from ampmem.analysis.summary import summarize

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import gloo
-import pipeline_runs as runs
 import pytest
+from support import gloo
+from support import pipeline_runs as runs
 
 import ampmem
 from ampmem.analysis.analyse import analyse

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import gloo
 import pytest
-import sharded_runs as runs
+from support import gloo
+from support import sharded_runs as runs
 
 import ampmem
 from ampmem.analysis.analyse import analyse

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import gloo
 import pytest
-import zero_runs as runs
-from precisions import judged, terms
+from support import gloo
+from support import zero_runs as runs
+from support.precisions import judged, terms
 
 import ampmem
 from ampmem.analysis.analyse import analyse

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ready_python import ready_python
+from support.ready_python import ready_python
 
 RUNS = Path(__file__).with_name("parallel_runs.py")
 CASES = (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ready_python import ready_python
+from support.ready_python import ready_python
 
 pytest.importorskip("torch.distributed.tensor.debug")
 

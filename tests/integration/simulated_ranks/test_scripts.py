@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ready_python import ready_python
+from support.ready_python import ready_python
 
 pytestmark = pytest.mark.slow
 

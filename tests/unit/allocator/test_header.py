@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from build import small_run, write
+from support.build import small_run, write
 
 from ampmem.allocator.settings import MIB
 from ampmem.analysis.summary import summarize, summary_schema

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from replayed import Replay, replay
-from snapshots import real
+from support.replayed import Replay, replay
+from support.snapshots import real
 
 from ampmem.allocator.blocks import AWAITING, DEFAULT_POOL, Block, DriverCall, SnapshotBlock, SnapshotSegment
 from ampmem.allocator.caching import DeviceCachingAllocator

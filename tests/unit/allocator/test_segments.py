@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build import Story, gpu_run, small_run
 from hypothesis import given
 from hypothesis import strategies as st
+from support.build import Story, gpu_run, small_run
 
 from ampmem.allocator.segments import Extent, HeldExtents, SegmentLog, rewound
 from ampmem.analysis.analyse import analyse

@@ -1,7 +1,7 @@
 """Activations by kind and type, on crafted recordings."""
 
 import pytest
-from build import Story
+from support.build import Story
 
 from ampmem.analysis.activations import ActivationGroup, activation_groups, plain_groups, savings
 from ampmem.analysis.analyse import analyse

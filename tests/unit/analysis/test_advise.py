@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
-from build import gpu_run, small_run
+from support.build import gpu_run, small_run
 
 from ampmem.analysis.advise import (
     Proof,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import AMP, RUN, small_run
+from support.build import AMP, RUN, small_run
 
 from ampmem.analysis.advised import KIND, Advised, EndedRun, read_advised
 from ampmem.analysis.changes import CHANGES, Script, Trial

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from build import AMP, RUN, Story
+from support.build import AMP, RUN, Story
 
 from ampmem.allocator.blocks import SnapshotSegment
 from ampmem.allocator.oom import pack_segments

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from build import AMP, Story
+from support.build import AMP, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.casts import CopyCount, cast_eligible

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from build import RUN, Story
-from documents import ROOT
-from failures import ended
+from support.build import RUN, Story
+from support.documents import ROOT
+from support.failures import ended
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category

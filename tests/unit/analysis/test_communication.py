@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from build import Story
+from support.build import Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.parameters import parameters_of

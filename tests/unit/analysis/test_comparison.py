@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import AMP, Story, small_run, write
-from build import precision_run as run
 from click.testing import CliRunner
+from support.build import AMP, Story, small_run, write
+from support.build import precision_run as run
 
 import ampmem
 from ampmem.analysis.comparison import Comparison, Entry, compare, distinct, entry_of

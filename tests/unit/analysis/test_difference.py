@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
-from build import FP32, Story, gpu_run, small_run
-from changed_code import TORCH, Code, changed, run_of
-from failures import in_backward, in_forward
+from support.build import FP32, Story, gpu_run, small_run
+from support.changed_code import TORCH, Code, changed, run_of
+from support.failures import in_backward, in_forward
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.difference.difference import (

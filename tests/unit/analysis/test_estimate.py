@@ -6,8 +6,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from build import small_run, write
-from golden_sections import Golden
+from support.build import small_run, write
+from support.golden_sections import Golden
 
 from ampmem.analysis.estimate import STOPPED, Fit, Prediction, prediction_of
 from ampmem.analysis.jsonable import from_json

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from build import AMP, RUN, Story
+from support.build import AMP, RUN, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import StaticComponent, unknown_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build import AMP, RUN, Story, small_run
+from support.build import AMP, RUN, Story, small_run
 
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.trace import CallTrace

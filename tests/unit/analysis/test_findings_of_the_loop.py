@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import AMP, Story
-from failures import ended
 from hypothesis import given
 from hypothesis import strategies as st
+from support.build import AMP, Story
+from support.failures import ended
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings import findings

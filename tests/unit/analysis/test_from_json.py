@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from build import gpu_run, small_run
+from support.build import gpu_run, small_run
 
 from ampmem.analysis.jsonable import NotOfThisKind, from_json, parsed
 from ampmem.analysis.summary import Summary, summarize

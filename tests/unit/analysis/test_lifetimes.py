@@ -2,9 +2,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from build import Story
 from hypothesis import given
 from hypothesis import strategies as st
+from support.build import Story
 
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, in_order, join_facts, pair
 from ampmem.errors import RecordingError

@@ -1,8 +1,8 @@
 from dataclasses import replace
 
 import pytest
-from build import RUN, Story
-from failures import ended
+from support.build import RUN, Story
+from support.failures import ended
 
 from ampmem.analysis.timeline.marks import Instants, PhaseRows, instants, marks_of, phase_at
 from ampmem.events import Phase

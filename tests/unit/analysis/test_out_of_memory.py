@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from build import RUN, Story
-from failures import ended, in_backward, in_forward, oom_at
+from support.build import RUN, Story
+from support.failures import ended, in_backward, in_forward, oom_at
 
 from ampmem.allocator.oom import Reason
 from ampmem.analysis.out_of_memory import FailedRequest, ToCome, advise_command

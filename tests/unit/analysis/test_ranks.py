@@ -6,8 +6,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from build import AMP
-from jobs import KIB, jobs, pipeline, rank_recording, run_of, runs_of, with_missing
+from support.build import AMP
+from support.jobs import KIB, jobs, pipeline, rank_recording, run_of, runs_of, with_missing
 
 from ampmem.analysis.ranks.jobs import RankRun, are_ranks, jobs_of, script_of
 from ampmem.analysis.ranks.merge import merge, merge_all

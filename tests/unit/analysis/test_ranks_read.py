@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import FP32, precision_run, write
-from jobs import rank_recording
+from support.build import FP32, precision_run, write
+from support.jobs import rank_recording
 
 from ampmem.analysis.ranks import jobs
 from ampmem.analysis.ranks.jobs import ranks_beside, read_runs

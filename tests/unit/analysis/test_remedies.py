@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from build import Story
-from failures import GRADIENTS, ended, in_backward, in_forward, late_zero_grad, oom_at
+from support.build import Story
+from support.failures import GRADIENTS, ended, in_backward, in_forward, late_zero_grad, oom_at
 
 from ampmem.allocator.oom import Reason
 from ampmem.analysis.findings.base import Finding, Section, remedies, told_elsewhere

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from build import Story, small_run
+from support.build import Story, small_run
 
 from ampmem.analysis.soundness import measure
 from ampmem.analysis.static_model.recipes import (

@@ -4,8 +4,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from build import AMP, FP32, RUN, Story, small_run
-from golden_sections import Golden
+from support.build import AMP, FP32, RUN, Story, small_run
+from support.golden_sections import Golden
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.budgets.budget import budgets_of

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from build import Story
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.build import Story
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.largest import largest

@@ -1,9 +1,9 @@
 from dataclasses import replace
 
 import numpy as np
-from build import Story, small_run
 from hypothesis import given
 from hypothesis import strategies as st
+from support.build import Story, small_run
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.timeline.categories import CATEGORIES, Category

@@ -8,9 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from build import Story, small_run, write
-from failures import FP32, ended, in_backward, in_forward, oom_at
-from golden_sections import Golden
+from support.build import Story, small_run, write
+from support.failures import FP32, ended, in_backward, in_forward, oom_at
+from support.golden_sections import Golden
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.comparison import Entry, compare, entry_of

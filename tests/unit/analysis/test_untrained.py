@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from build import Story
+from support.build import Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize

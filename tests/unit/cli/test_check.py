@@ -9,10 +9,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from build import RUN, write
-from checked import MIB, run
-from command_line import ampmem_here, refused, transcript
-from golden_sections import Golden
+from support.build import RUN, write
+from support.checked import MIB, run
+from support.command_line import ampmem_here, refused, transcript
+from support.golden_sections import Golden
 
 import ampmem
 from ampmem.analysis.budgets.check import check_schema

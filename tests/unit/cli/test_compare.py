@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import AMP, small_run, write
-from command_line import ampmem_here
+from support.build import AMP, small_run, write
+from support.command_line import ampmem_here
 
 from ampmem.cli.processes.children import ChildEnd
 from ampmem.cli.processes.messages import StepEnded

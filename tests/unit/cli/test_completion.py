@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from click.shell_completion import get_completion_class
-from command_line import ampmem_here, refused
+from support.command_line import ampmem_here, refused
 
 from ampmem.allocator.gpus import GPUS
 from ampmem.cli.main import SUBCOMMANDS, group

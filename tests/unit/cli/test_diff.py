@@ -6,11 +6,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from build import write
-from changed_code import Code, run_of
-from command_line import ampmem_here, refused, transcript
-from golden_sections import Golden
-from jobs import rank_recording
+from support.build import write
+from support.changed_code import Code, run_of
+from support.command_line import ampmem_here, refused, transcript
+from support.golden_sections import Golden
+from support.jobs import rank_recording
 
 import ampmem
 from ampmem.analysis.difference.difference import difference_schema

@@ -10,9 +10,9 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from golden_sections import Golden
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.golden_sections import Golden
 
 from ampmem.analysis.fit import (
     DOUBLINGS,
@@ -370,7 +370,7 @@ def test_the_schema_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_recording_of_no_simulated_gpu_says_nothing_of_what_fits() -> None:
-    from build import small_run
+    from support.build import small_run
 
     with pytest.raises(RecordingError, match="does not say"):
         memory_of(small_run().recording())

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from command_line import refused
+from support.command_line import refused
 
 from ampmem.cli.processes.launcher import TORCHRUN, CommandLine, split
 from ampmem.errors import UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from command_line import ampmem_here, refused
+from support.command_line import ampmem_here, refused
 
 from ampmem import __all__ as public_names
 from ampmem import __version__

@@ -4,8 +4,8 @@ import pickle
 from pathlib import Path
 
 import pytest
-from build import small_run, write
-from command_line import ampmem_here
+from support.build import small_run, write
+from support.command_line import ampmem_here
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import small_run, write
 from click.testing import CliRunner, Result
-from golden_sections import Golden
+from support.build import small_run, write
+from support.golden_sections import Golden
 
 from ampmem.analysis.static_model.recipes import OPTIMIZERS, PRECISIONS, PUBLISHED
 from ampmem.cli.model import model, parse_count

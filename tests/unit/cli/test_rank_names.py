@@ -6,7 +6,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from build import RUN, small_run, write
+from support.build import RUN, small_run, write
 
 from ampmem.cli.processes.plan import beside, claim_rank, names_in, place_rank, ranks_left, tell_name
 from ampmem.errors import UsageError

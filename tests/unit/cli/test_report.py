@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import AMP, FP32, small_run, write
-from changed_code import Code, run_of
-from command_line import ampmem_here, refused
-from jobs import rank_recording, runs_of
-from page_reader import page_data
+from support.build import AMP, FP32, small_run, write
+from support.changed_code import Code, run_of
+from support.command_line import ampmem_here, refused
+from support.jobs import rank_recording, runs_of
+from support.page_reader import page_data
 
 from ampmem.analysis.fit import Memory, Vary, fit_result
 from ampmem.analysis.ranks.merge import merge

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import AMP, Story, write
-from command_line import transcript
-from golden_sections import Golden
+from support.build import AMP, Story, write
+from support.command_line import transcript
+from support.golden_sections import Golden
 
 from ampmem.analysis.comparison import compare, entry_of
 from ampmem.analysis.summary import summarize

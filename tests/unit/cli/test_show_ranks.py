@@ -6,10 +6,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from build import AMP, FP32, precision_run, write
-from command_line import ampmem_here, transcript
-from golden_sections import Golden
-from jobs import rank_recording
+from support.build import AMP, FP32, precision_run, write
+from support.command_line import ampmem_here, transcript
+from support.golden_sections import Golden
+from support.jobs import rank_recording
 
 import ampmem
 from ampmem.analysis.ranks.ranks import ranks_schema

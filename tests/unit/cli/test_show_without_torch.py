@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from build import small_run, write
+from support.build import small_run, write
 
 from ampmem.analysis.summary import summary_schema
 

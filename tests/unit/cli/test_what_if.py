@@ -2,8 +2,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import RUN, Story, write
 from click.testing import CliRunner, Result
+from support.build import RUN, Story, write
 
 from ampmem.cli.show import show
 from ampmem.errors import UsageError

@@ -11,8 +11,8 @@ from measured import ways
 from measured.case import CASES, TINY
 from measured.table import TruthRow, document, row_of, summary, text
 from measured.ways import Peaks, Ways
-from ready_python import Kind, ready_python
 from results import FAILED, NO_TIME, PASSED, REFUSED, Row
+from support.ready_python import Kind, ready_python
 
 MIB = 1 << 20
 REAL = Peaks(allocated=100 * MIB, reserved=120 * MIB, outside=500 * MIB)

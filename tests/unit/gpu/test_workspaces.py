@@ -11,8 +11,8 @@ import pytest
 import torch
 import workspaces
 from measured.grid import Job, jobs
-from ready_python import ready_python
 from results import FAILED, NO_TIME, PASSED
+from support.ready_python import ready_python
 from workspaces import Memory, Table, memory_of
 
 MACHINE: dict[str, workspaces.Fact] = {"gpu": "a GPU"}

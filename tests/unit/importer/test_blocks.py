@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from replayed import replay as modelled
-from snapshots import ENGINE, FORWARD, KIB, MIB, Story, imported, op, real
+from support.replayed import replay as modelled
+from support.snapshots import ENGINE, FORWARD, KIB, MIB, Story, imported, op, real
 
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.snapshot import read_snapshot

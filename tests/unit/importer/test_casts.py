@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from snapshots import ACCUMULATE, ENGINE, FORWARD, KIB, MIB, SCRIPT, Frames, Story, imported, native, op, python
+from support.snapshots import ACCUMULATE, ENGINE, FORWARD, KIB, MIB, SCRIPT, Frames, Story, imported, native, op, python
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.summary import Summary, summary_of

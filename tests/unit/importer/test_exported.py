@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build import RUN, gpu_run, small_run
-from command_line import ampmem_here
-from hostile.handmade import make
-from hostile.seeds import on_cpu, on_gpu, write_whole
+from support.build import RUN, gpu_run, small_run
+from support.command_line import ampmem_here
+from support.hostile.handmade import make
+from support.hostile.seeds import on_cpu, on_gpu, write_whole
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from snapshots import (
+from support.snapshots import (
     ACCUMULATE,
     BACKWARD,
     CAST,

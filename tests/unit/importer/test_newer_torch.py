@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshots import FORWARD, KIB, Story, dump, imported, python
+from support.snapshots import FORWARD, KIB, Story, dump, imported, python
 
 from ampmem.analysis.summary import summarize
 from ampmem.errors import RecordingError

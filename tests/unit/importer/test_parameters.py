@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from snapshots import (
+from support.snapshots import (
     ACCUMULATE,
     BACKWARD,
     CAST,

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import ampmem_here
-from snapshots import real
+from support.command_line import ampmem_here
+from support.snapshots import real
 
 from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replayed import replay
-from snapshots import FORWARD, MIB, Story, imported, real
+from support.replayed import replay
+from support.snapshots import FORWARD, MIB, Story, imported, real
 
 from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden_sections import Golden
-from snapshots import FORWARD, KIB, MIB, SCRIPT, Story, dump, imported, op, python, training_step, without
+from support.golden_sections import Golden
+from support.snapshots import FORWARD, KIB, MIB, SCRIPT, Story, dump, imported, op, python, training_step, without
 
 from ampmem.analysis.summary import summarize
 from ampmem.errors import AmpmemError, RecordingError, UsageError

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshots import dump
+from support.snapshots import dump
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.importer import unpickle

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import AMP, FP32, RUN, gpu_run, precision_run, small_run
-from build import write as save
-from jobs import rank_recording
+from support.build import AMP, FP32, RUN, gpu_run, precision_run, small_run
+from support.build import write as save
+from support.jobs import rank_recording
 
 import ampmem
 from ampmem import output as shown

@@ -9,12 +9,12 @@ from pathlib import Path
 from time import time_ns
 from types import ModuleType
 
-import cuda_model
 import pytest
 import torch
-from build import RUN, Story, as_batches, small_run
-from cuda_model import ModelCuda
-from ready_python import ready_python
+from support import cuda_model
+from support.build import RUN, Story, as_batches, small_run
+from support.cuda_model import ModelCuda
+from support.ready_python import ready_python
 
 import ampmem
 from ampmem.allocator.oom import OutOfMemory, Reason, candidates, pack_segments, unpack_segments
@@ -389,7 +389,7 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch, 
 
 DYING = """
 import torch
-from cuda_model import SHARED
+from support.cuda_model import SHARED
 
 class Net(torch.nn.Linear):
     def forward(self, x):

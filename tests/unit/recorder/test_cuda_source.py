@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_model import Clock, ModelCuda, events_of, held, totals
+from support.cuda_model import Clock, ModelCuda, events_of, held, totals
 
 from ampmem.allocator.blocks import Block
 from ampmem.allocator.oom import OutOfMemory

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_model import Clock, ModelCuda, ModelTracker, events_of, held, reserved_after, totals
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cuda_model import Clock, ModelCuda, ModelTracker, events_of, held, reserved_after, totals
 
 from ampmem.allocator.blocks import Block
 from ampmem.allocator.settings import MIB, Settings

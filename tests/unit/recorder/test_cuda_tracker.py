@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_model import Clock, ModelCuda, ModelTracker, events_of, held, totals
+from support.cuda_model import Clock, ModelCuda, ModelTracker, events_of, held, totals
 
 from ampmem.allocator.segments import Extent
 from ampmem.allocator.settings import MIB, Settings

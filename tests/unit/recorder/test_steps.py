@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from golden_sections import Golden
+from support.golden_sections import Golden
 
 from ampmem.events import Phase
 from ampmem.recorder.marker import Marker

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ready_python import ready_python
+from support.ready_python import ready_python
 
 torch = pytest.importorskip("torch")
 
@@ -284,7 +284,7 @@ ON_A_GPU = """
 from pathlib import Path
 from time import time_ns
 import torch
-from cuda_model import ModelCuda
+from support.cuda_model import ModelCuda
 from ampmem.recorder import session
 from ampmem.recorder.device import Placement
 from ampmem.recorder.options import Options
@@ -306,7 +306,7 @@ running.check()
 @pytest.mark.parametrize("recording", [ON_THE_CPU, ON_A_GPU])
 def test_a_recording_never_reaches_the_simulated_device(recording: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
-    path = f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+    path = f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
     command = [ready_python(), "-c", WITHOUT_SIMULATOR + path + recording]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

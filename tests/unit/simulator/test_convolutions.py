@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from snapshots import real
+from support.snapshots import real
 
 from ampmem.allocator.gpus import GPUS
 from ampmem.simulator.scratch.convolutions import (

@@ -10,14 +10,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from command_line import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.command_line import refused
 
 torch = pytest.importorskip("torch")
 
+from support.torch_version import older_than  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-from torch_version import older_than  # noqa: E402
 
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import MIB, Settings  # noqa: E402

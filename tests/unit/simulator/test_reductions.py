@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from snapshots import real
+from support.snapshots import real
 
 from ampmem.allocator.gpus import find_gpu
 from ampmem.importer.unpickle import load_plain

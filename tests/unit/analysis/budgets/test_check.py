@@ -6,8 +6,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from build import RUN, Story, gpu_run, small_run
-from golden_sections import Golden
+from support.build import RUN, Story, gpu_run, small_run
+from support.golden_sections import Golden
 
 from ampmem.analysis.budgets.budget import NONE_ALLOWED, Allowance, budgets_of, parse_allowance
 from ampmem.analysis.budgets.check import TRIALS_NOT_JUDGED, Broken, CheckResult, Limit, check_run, check_schema

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import write
-from checked import run as trained_recording
+from support.build import write
+from support.checked import run as trained_recording
 
 import ampmem
 from ampmem.integrations.notebook import recorded

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ready_python import ready_python
+from support.ready_python import ready_python
 
 import ampmem
 from ampmem.errors import UsageError

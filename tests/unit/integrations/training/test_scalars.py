@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from build import AMP, FP32, Story, gpu_run, small_run
+from support.build import AMP, FP32, Story, gpu_run, small_run
 
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Phase

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build import Story, gpu_run, small_run
-from hostile.seeds import on_cpu, on_gpu
+from support.build import Story, gpu_run, small_run
+from support.hostile.seeds import on_cpu, on_gpu
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.timeline.categories import CATEGORIES

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import snapshots
-from build import RUN, Story, small_run, write
-from command_line import ampmem_here
 from google.protobuf.unknown_fields import UnknownFieldSet
-from hostile.seeds import on_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+from support import snapshots
+from support.build import RUN, Story, small_run, write
+from support.command_line import ampmem_here
+from support.hostile.seeds import on_gpu
 
 from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse

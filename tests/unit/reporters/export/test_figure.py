@@ -7,8 +7,8 @@ from pathlib import Path
 
 import plotly.io
 import pytest
-from build import RUN, small_run
-from hostile.seeds import on_cpu, on_gpu
+from support.build import RUN, small_run
+from support.hostile.seeds import on_cpu, on_gpu
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.timeline.categories import CATEGORIES

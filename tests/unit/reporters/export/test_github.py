@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checked import MIB, result, run
-from golden_sections import Golden
+from support.checked import MIB, result, run
+from support.golden_sections import Golden
 
 from ampmem.analysis.budgets.check import CheckResult
 from ampmem.reporters.export.github import ANNOTATIONS, commands, harmless, markdown

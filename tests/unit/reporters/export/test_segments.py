@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import gpu_run
+from support.build import gpu_run
 
 from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import analyse

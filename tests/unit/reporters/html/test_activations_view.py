@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from build import AMP, Story
+from support.build import AMP, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summary_of

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from build import small_run
-from build import write as save
-from jobs import rank_recording, runs_of
-from page_reader import page_data
+from support.build import small_run
+from support.build import write as save
+from support.jobs import rank_recording, runs_of
+from support.page_reader import page_data
 
 from ampmem.analysis.ranks.merge import merge
 from ampmem.errors import UsageError

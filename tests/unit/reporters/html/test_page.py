@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build import AMP, RUN, small_run
-from build import write as save
 from click.testing import CliRunner
-from page_reader import exact, page_data, reduced, scripts
+from support.build import AMP, RUN, small_run
+from support.build import write as save
+from support.page_reader import exact, page_data, reduced, scripts
 
 import ampmem
 from ampmem.analysis.analyse import analyse

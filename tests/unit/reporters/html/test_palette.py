@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from colours import difference, least_difference
+from support.colours import difference, least_difference
 
 from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
 from ampmem.reporters.html.palette import FILLS, LAYERS

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build import Story, gpu_run, small_run
 from hypothesis import given
 from hypothesis import strategies as st
-from page_reader import PHASES, container, exact, reduced
+from support.build import Story, gpu_run, small_run
+from support.page_reader import PHASES, container, exact, reduced
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.largest import largest

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from build import AMP, RUN, Story
+from support.build import AMP, RUN, Story
 
 from ampmem.analysis.answer import Verdict, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Entry, compare, entry_of

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import AMP, RUN, Story, small_run
-from golden_texts import encoder
-from page_reader import unpacked
+from support.build import AMP, RUN, Story, small_run
+from support.golden_texts import encoder
+from support.page_reader import unpacked
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.comparison import Comparison, compare, distinct, entry_of

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from checked import MIB, result, run
-from golden_sections import Golden
+from support.checked import MIB, result, run
+from support.golden_sections import Golden
 
 from ampmem.analysis.budgets.check import not_judged
 from ampmem.analysis.difference.sides import Moment

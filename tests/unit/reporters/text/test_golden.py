@@ -1,7 +1,7 @@
-"""``show`` at four widths is as it was last read; ``tests/unit/golden_texts.py`` says how to make the files anew."""
+"""``show`` at four widths is as it was last read; ``tests/support/golden_texts.py`` says how to make the files anew."""
 
 import pytest
-from golden_texts import FOLDER, texts
+from support.golden_texts import FOLDER, texts
 
 NAMES = sorted(path.name for path in FOLDER.iterdir())
 

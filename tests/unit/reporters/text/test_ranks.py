@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import AMP, Story
-from failures import ended
-from golden_sections import Golden
-from jobs import pipeline, rank_recording, run_of, runs_of, with_missing
+from support.build import AMP, Story
+from support.failures import ended
+from support.golden_sections import Golden
+from support.jobs import pipeline, rank_recording, run_of, runs_of, with_missing
 
 from ampmem.analysis.ranks.jobs import RankRun
 from ampmem.analysis.ranks.merge import merge, merge_all

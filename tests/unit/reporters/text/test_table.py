@@ -3,10 +3,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import Story, small_run, write
 from click.testing import CliRunner
-from failures import late_zero_grad
-from golden_texts import encoder
+from support.build import Story, small_run, write
+from support.failures import late_zero_grad
+from support.golden_texts import encoder
 
 from ampmem.analysis.comparison import Entry
 from ampmem.analysis.ops import user_frame

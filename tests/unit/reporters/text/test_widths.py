@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from build import AMP, FP32, RUN, Story, precision_run, small_run
-from changed_code import Code, changed
-from checked import MIB, result, run
-from failures import in_backward, in_forward
-from golden_texts import encoder, three
-from jobs import JOBS, jobs
+from support.build import AMP, FP32, RUN, Story, precision_run, small_run
+from support.changed_code import Code, changed
+from support.checked import MIB, result, run
+from support.failures import in_backward, in_forward
+from support.golden_texts import encoder, three
+from support.jobs import JOBS, jobs
 
 from ampmem.analysis import largest
 from ampmem.analysis.comparison import compare, entry_of

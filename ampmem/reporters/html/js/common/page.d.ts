@@ -1,4 +1,4 @@
-/** What the pages are drawn from: the JSON that commands print, by its schemas, and the views in Python. Made by tests/browser/page_types.py. */
+/** What the pages are drawn from: the JSON that commands print, by its schemas, and the views in Python. Made by tests/support/page_types.py. */
 
 export interface RunWords {
   summary: Summary;

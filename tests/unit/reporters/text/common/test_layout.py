@@ -15,8 +15,8 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from build import AMP, FP32, Story, precision_run, small_run, write
-from golden_texts import encoder, three
+from support.build import AMP, FP32, Story, precision_run, small_run, write
+from support.golden_texts import encoder, three
 
 from ampmem.analysis.comparison import compare, distinct, entry_of
 from ampmem.analysis.summary import Summary, summarize

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from build import RUN, add_plain_steps, as_batches, gpu_run, small_run
+from support.build import RUN, add_plain_steps, as_batches, gpu_run, small_run
 
 from ampmem.events import (
     AllocatorRecord,

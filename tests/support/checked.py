@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from build import Story
-
 from ampmem.analysis.budgets.budget import budgets_of
 from ampmem.analysis.budgets.check import CheckResult, check_run
 from ampmem.analysis.budgets.run import run_of
 from ampmem.analysis.difference.sides import side_of
 from ampmem.events import Fact, Phase, Recording
+from support.build import Story
 
 MIB = 1024**2
 

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from build import FP32, RUN, Story
-
 from ampmem.analysis.difference.difference import Difference, difference
 from ampmem.analysis.difference.sides import side_of
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Fact, Phase, Recording
+from support.build import FP32, RUN, Story
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py:134 Linear.forward"
 

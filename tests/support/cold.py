@@ -22,9 +22,9 @@ from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
-from ready_python import ready_for, ready_python
+from support.ready_python import ready_for, ready_python
 
-TRAIN = Path(__file__).with_name("train.py")
+TRAIN = Path(__file__).parents[1] / "cold" / "train.py"
 TIMEOUT_S = 400
 SIM = "--device sim --gpu h100"
 RANK_OF_8 = f"{SIM} --world-size 8"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guest import PROGRAMS, Ended, without_ours
-from ready_python import ready_python
+from support.guest import PROGRAMS, Ended, without_ours
+from support.ready_python import ready_python
 
 TIMEOUT_S = 120
 

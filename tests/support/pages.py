@@ -3,19 +3,21 @@
 import base64
 import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build import write as write_recording
-from page_reader import unpacked
+import pytest
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.events import Recording
 from ampmem.reporters.html import write
 from ampmem.reporters.html.safety import json_for_script
+from support.build import write as write_recording
+from support.page_reader import unpacked
 
 DATA = '<script type="application/json" id="page-data">'
 
@@ -135,3 +137,46 @@ def wait_until(page: Any, condition: str) -> None:
 def bring(page: Any, section: str) -> None:
     """Scrolls to a section, so that the mouse meets it."""
     page.evaluate(f"document.getElementById('{section}').scrollIntoView({{behavior: 'instant'}})")
+
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def chromium() -> str | None:
+    """The browser that ``AMPMEM_CHROMIUM`` names, else one of the usual names."""
+    named = os.environ.get("AMPMEM_CHROMIUM")
+    return named or next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
+
+
+BROKEN = """() => {
+  const broken = [];
+  const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  const range = document.createRange();
+  while (texts.nextNode()) {
+    const text = texts.currentNode;
+    if (!text.parentElement.checkVisibility() || text.parentElement.closest(".unseen, svg, .tree")) continue;
+    for (const word of text.data.matchAll(/[A-Za-z0-9]+/g)) {
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      const lines = new Set(Array.from(range.getClientRects(), (box) => Math.round(box.top)));
+      if (lines.size > 1) broken.push(`${word[0]} in ${text.parentElement.closest("[id]").id}`);
+    }
+  }
+  return broken;
+}"""
+
+
+CUT = """() => Array.from(document.querySelectorAll("section:not(#allocations) .scroll"))
+  .filter((box) => box.checkVisibility() && box.scrollWidth > box.clientWidth)
+  .map((box) => `${box.ariaLabel}: ${box.scrollWidth - box.clientWidth} px`)"""
+
+
+def violations(page: Any) -> list[str]:
+    """What axe-core finds, in words."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    found = axe.Axe().run(page).response["violations"]
+    return [
+        f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:4]]} "
+        f"{one['nodes'][0].get('failureSummary', '')}"
+        for one in found
+    ]

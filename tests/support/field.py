@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from command_line import ampmem_here
-from commands import ampmem, python
+from support.command_line import ampmem_here
+from support.commands import ampmem, python
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).parents[1] / "integration" / "field" / "programs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ready_python import ready_for, ready_python
+from support.ready_python import ready_for, ready_python
 
 TIMEOUT_S = 600
 

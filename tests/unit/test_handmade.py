@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hostile.handmade import CASES, WATCHED_CASES, WATCHED_TEXTS, make
-from hostile.mutations import MEMORY, outcome
-from hostile.outcomes import SECONDS
-from hostile.seeds import on_cpu, write_watched, write_whole
+from support.hostile.handmade import CASES, WATCHED_CASES, WATCHED_TEXTS, make
+from support.hostile.mutations import MEMORY, outcome
+from support.hostile.outcomes import SECONDS
+from support.hostile.seeds import on_cpu, write_watched, write_whole
 
 from ampmem.errors import RecordingError
 from ampmem.recording import read

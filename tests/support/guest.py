@@ -10,9 +10,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from commands import ampmem, python
+from support.commands import ampmem, python
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).parents[1] / "integration" / "guest" / "programs"
 NAMES = tuple(sorted(path.stem for path in PROGRAMS.glob("[!_]*.py")))
 RECORDING = "run.ampmem"
 OURS = "ampmem: "

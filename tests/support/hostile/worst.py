@@ -1,6 +1,6 @@
 """The most that the door admits, of each kind: files that are sound, and as much work as a file can be.
 
-``python tests/unit/hostile/worst.py`` prints what each command takes for each of them; ``… NAME COMMAND`` one of them.
+``python tests/support/hostile/worst.py`` prints what each command takes for each; ``… NAME COMMAND`` one of them.
 """
 
 import os
@@ -14,9 +14,9 @@ from contextlib import closing
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hostile.seeds import on_cpu, on_gpu, write_whole
+from support.hostile.seeds import on_cpu, on_gpu, write_whole
 
 from ampmem.events import Action, Fact, Phase
 

@@ -8,8 +8,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import gloo
-import measure
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,6 +20,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.optim import AdamW
+
+from support import gloo, measure
 
 STEPS = 2
 WIDTH, CLASSES, LAYERS, BATCH = 48, 21, 2, 16

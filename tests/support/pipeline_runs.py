@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import gloo
-import measure
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.optim import AdamW
+
+from support import gloo, measure
 
 STEPS = 2
 MICRO_BATCHES = 4

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import gloo
 import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
+
+from support import gloo
 
 STEPS = 2
 WIDTH = 72

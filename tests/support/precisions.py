@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import measure
 import pytest
 
 from ampmem.analysis.analyse import Analysis, analyse
@@ -17,6 +16,7 @@ from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
 from ampmem.recording import read
 from ampmem.vocabulary import STEP_MARKS, Precision
+from support import measure
 
 PRECISIONS = ("fp32", "amp", "amp-nocache")
 STATIC = ("parameters", "cast_copies", "gradients", "master_copies", "optimizer_state")

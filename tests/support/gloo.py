@@ -8,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import commands
-import measure
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
@@ -19,11 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import ampmem
+from support import commands, measure
 
 _START = """
 import sys
-sys.path += {folders!r}
-import gloo
+sys.path.append({tests!r})
+from support import gloo
 gloo.start({module!r}, {function!r}, {folder!r}, {ranks})
 """
 
@@ -31,8 +30,7 @@ gloo.start({module!r}, {function!r}, {folder!r}, {ranks})
 def on_ranks(work: Callable[[Path], None], folder: Path, *, ranks: int = 2) -> None:
     """Call ``work(folder)``, a function of a module, on every rank; what fails there fails here."""
     folder.mkdir(exist_ok=True)
-    here = Path(__file__).parent
-    paths = {"folders": [str(here), str(here.parent)], "folder": str(folder)}
+    paths = {"tests": str(Path(__file__).parents[1]), "folder": str(folder)}
     code = _START.format(module=work.__module__, function=work.__name__, ranks=ranks, **paths)
     done = commands.python(folder, "-c", code)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """Recordings that were tampered with: by chance, from a seed, and more of what reaches new lines of ampmem.
 
-``tries`` makes them, ``outcome`` says what becomes of one. Run it: ``python tests/unit/hostile/mutations.py 2000 0``.
+``tries`` makes them, ``outcome`` says what becomes of one. Run: ``python tests/support/hostile/mutations.py 2000 0``.
 """
 
 import json
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hostile.outcomes import Reached
-from hostile.outcomes import outcome as outcome_of
-from hostile.seeds import on_cpu, on_gpu, write_watched, write_whole
+from support.hostile.outcomes import Reached
+from support.hostile.outcomes import outcome as outcome_of
+from support.hostile.seeds import on_cpu, on_gpu, write_watched, write_whole
 
 from ampmem.recording.database import COLUMN_TABLES, RECORD_TABLES, WATCHED_TABLES
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hostile.mutations import RECORDINGS, again, outcome
+from support.hostile.mutations import RECORDINGS, again, outcome
 
 TRIES = 200
 """So many of those that tests/benchmarks/destruction.py makes."""

@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/unit/golden_texts.py
+    PYTHONPATH=tests python -m support.golden_texts
     git diff tests/unit/reporters/text/golden
 
 Read the difference line by line before it is committed.
@@ -11,9 +11,6 @@ Read the difference line by line before it is committed.
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-
-from build import AMP, FP32, RUN, Story, precision_run
-from jobs import jobs
 
 from ampmem.analysis.comparison import Entry, compare, entry_of
 from ampmem.analysis.ranks.merge import merge_all
@@ -24,8 +21,10 @@ from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.reporters.text.table import render
+from support.build import AMP, FP32, RUN, Story, precision_run
+from support.jobs import jobs
 
-FOLDER = Path(__file__).parent / "reporters" / "text" / "golden"
+FOLDER = Path(__file__).parents[1] / "unit" / "reporters" / "text" / "golden"
 WIDTHS = (60, 80, 100, 160)
 DETAILS = {"": NOTHING, "-all": EVERYTHING}
 

@@ -1,16 +1,18 @@
 """Longer recordings than those of the unit tests, and hostile ones."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
-
-from build import AMP, RUN, Story
 
 from ampmem.allocator.blocks import Block, Call
 from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import Settings
+from ampmem.analysis.fit import FitResult, Memory, Points, Vary, fit_result
 from ampmem.events import Fact, Phase, Recording, SegmentAction
 from ampmem.vocabulary import SourceKind
+from support.build import AMP, RUN, Story
 
+MIB = 1 << 20
 LAYERS = 40
 CODE = "train.py:20 main\nmodel.py:7 Net.forward"
 
@@ -230,3 +232,20 @@ def gpu_run(*, steps: int, expandable: bool = False) -> Recording:
     free(kept[0])
     run = replace(RUN, source=SourceKind.SIMULATED, device_type="cuda", device_name="a GPU")
     return story.recording(run=run)
+
+
+def memory(mebibytes: int) -> Memory:
+    return Memory(allocated=mebibytes * MIB, reserved=(mebibytes + 6) * MIB, used=(mebibytes + 518) * MIB)
+
+
+def made(total: int = 800 * MIB, precisions: tuple[str, ...] = ("amp",)) -> FitResult:
+    fp32 = {value: memory(20 + 10 * value) for value in (1, 2, 3, 4, 16, 24)}
+    amp = {**{value: memory(45 + 2 * value) for value in fp32}, 64: memory(173), 128: None}
+    points = {"fp32": {**fp32, 25: None, 64: None}, **{precision: dict(amp) for precision in precisions}}
+    return fit_of(points, total)
+
+
+def fit_of(points: Mapping[str, Points], total: int, gpu: str = "a GPU") -> FitResult:
+    """The result of runs over a batch size."""
+    vary = Vary(name="--batch-size", separator="=", low=1, high=64)
+    return fit_result(points, script="train.py", vary=vary, gpu=gpu, total=total, steps=2, notes=("a note",))

@@ -1,7 +1,7 @@
 """The page's data as types for the check of its JavaScript.
 
 The types of what commands print as JSON are made from the schemas that they print, those of the rest from the views
-that become that rest. ``python tests/browser/page_types.py`` writes them anew; a test fails when they are others.
+that become that rest. ``python tests/support/page_types.py`` writes them anew; a test fails when they are others.
 """
 
 import json
@@ -25,7 +25,7 @@ from ampmem.reporters.html.watched_page import WatchedView
 FILE = Path(__file__).resolve().parents[2] / "ampmem" / "reporters" / "html" / "js" / "common" / "page.d.ts"
 HEAD = (
     "/** What the pages are drawn from: the JSON that commands print, by its schemas, and the views in Python. "
-    "Made by tests/browser/page_types.py. */\n"
+    "Made by tests/support/page_types.py. */\n"
 )
 WORDS = {bool: "boolean", int: "number", float: "number", str: "string", type(None): "null"}
 SCHEMA_WORDS = {"boolean": "boolean", "integer": "number", "number": "number", "string": "string", "null": "null"}

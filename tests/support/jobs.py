@@ -5,11 +5,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from build import AMP, FP32, RUN, Story
-
 from ampmem.analysis.ranks.jobs import RankRun, rank_run_of
 from ampmem.errors import RecordingError
 from ampmem.events import Fact, MeshAxis, OptimizerRecord, Phase, PrecisionRecord, Recording
+from support.build import AMP, FP32, RUN, Story
 
 KIB = 1024
 

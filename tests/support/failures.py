@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from build import RUN, Story
-
 from ampmem.allocator.blocks import SnapshotBlock, SnapshotSegment
 from ampmem.allocator.oom import pack_segments
 from ampmem.events import Fact, OomRecord, Phase, PrecisionRecord, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.vocabulary import SourceKind
+from support.build import RUN, Story
 
 OUT_OF_MEMORY = FailureRecord(kind=FailureKind.RAISED, error="torch.OutOfMemoryError", message="CUDA out of memory")
 GRADIENTS = 40_000

@@ -5,9 +5,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from ready_python import ready_python
+from support.ready_python import ready_python
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "integration" / "integrations"
 DOCS = HERE.parents[2] / "docs" / "trainers.md"
 
 OFFLINE = {

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import gloo
-import measure
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Adam
+
+from support import gloo, measure
 
 STEPS = 2
 SIZES = (48, 80, 33)
