@@ -83,7 +83,7 @@ def compare(*recordings: str | Path | Recording | Profile) -> Comparison:
     """
     if not recordings:
         raise UsageError("nothing to compare: give at least one recording")
-    given = _given(recordings)
+    given = _with_recordings(recordings)
     runs = _runs(given)
     if are_ranks(runs) and (worst := merge_all(runs).comparison) is not None:
         return worst
@@ -153,7 +153,7 @@ def ranks(*recordings: str | Path | Recording | Profile) -> Ranks:
     """
     if not recordings:
         raise UsageError("nothing to merge: give at least one recording")
-    jobs = merge_all(_runs(_given(recordings))).jobs
+    jobs = merge_all(_runs(_with_recordings(recordings))).jobs
     if len(jobs) > 1:
         precisions = ", ".join(job.job.precision.name for job in jobs)
         raise UsageError(
@@ -162,7 +162,7 @@ def ranks(*recordings: str | Path | Recording | Profile) -> Ranks:
     return jobs[0]
 
 
-def _given(items: Sequence[str | Path | Recording | Profile]) -> Sequence[str | Path | Recording]:
+def _with_recordings(items: Sequence[str | Path | Recording | Profile]) -> Sequence[str | Path | Recording]:
     """``items`` with each profile's recording in its place. Raises :class:`UsageError` for other objects."""
     recorded = map(_recorded, items)
     found = [item if isinstance(item, Recording) else _path(item) for item in recorded]

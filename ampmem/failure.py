@@ -38,12 +38,12 @@ class FailureRecord:
         """The failure in one line: ``OutOfMemoryError: CUDA out of memory``, ``it exited with 3``."""
         if self.kind is FailureKind.EXITED:
             return f"it exited with {self.message}"
-        return _joined(self.error.rpartition(".")[2], self.message)
+        return _failure_text(self.error.rpartition(".")[2], self.message)
 
     @property
     def traceback_line(self) -> str:
         """The failure as the last line of a traceback: ``torch.OutOfMemoryError: CUDA out of memory``."""
-        return _joined(self.error, self.message)
+        return _failure_text(self.error, self.message)
 
     @property
     def note(self) -> str:
@@ -77,5 +77,5 @@ def _first_line(text_of: Callable[[], object]) -> str:
     return next(iter(clean.strip().splitlines()), "")
 
 
-def _joined(error: str, message: str) -> str:
+def _failure_text(error: str, message: str) -> str:
     return ": ".join(filter(None, (error, message)))

@@ -93,13 +93,13 @@ def suspended() -> Iterator[None]:
 
 def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """Replace ``owner.name``, which ``owner`` itself must have, by ``wrapper(original)``."""
-    return _put(owner, name, unseen(wrapper(vars(owner)[name])))
+    return _set_attribute(owner, name, unseen(wrapper(vars(owner)[name])))
 
 
 def patch_call(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """:func:`patch` by a function that calls the original; it gets the original's name, docstring and attributes."""
     original = vars(owner)[name]
-    return _put(owner, name, unseen(functools.update_wrapper(wrapper(original), original)))
+    return _set_attribute(owner, name, unseen(functools.update_wrapper(wrapper(original), original)))
 
 
 def unseen(function: _FunctionT) -> _FunctionT:
@@ -142,7 +142,7 @@ def replace_all(owners: tuple[Any, ...], values: Mapping[str, Any]) -> Iterator[
     for owner in owners:
         for name, value in values.items():
             if name in vars(owner) or hasattr(owner, name):
-                yield _put(owner, name, value)
+                yield _set_attribute(owner, name, value)
 
 
 def in_place_of(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +160,7 @@ def in_place_of(original: Callable[..., Any], function: Callable[..., Any]) -> C
 
 def put_in(owner: Any, name: str, value: Any) -> Undo:
     """Set ``owner.name`` to ``value``, whether ``owner`` has the attribute or not."""
-    return _put(owner, name, value)
+    return _set_attribute(owner, name, value)
 
 
 def hook(register: Callable[..., Handle], *arguments: Any, **how: Any) -> Undo:
@@ -197,7 +197,7 @@ def set_variables(variables: Mapping[str, str]) -> Undo:
     return added("environment", ", ".join(variables), restore)
 
 
-def _put(owner: Any, name: str, replacement: Any) -> Undo:
+def _set_attribute(owner: Any, name: str, replacement: Any) -> Undo:
     entry = _Entry(
         what=InPlace(_name_of(owner), name),
         owner=owner,

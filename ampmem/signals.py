@@ -82,10 +82,10 @@ class _Gate:
         self._signals = signals
         self._number = number
 
-    def _chosen(self) -> Handler:
+    def _handler(self) -> Handler:
         return self._signals.choose(self._number, self.handler, sys._getframe().f_back)
 
-    __call__ = property(_chosen)
+    __call__ = property(_handler)
 
 
 class _SignalModule:

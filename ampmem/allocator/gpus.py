@@ -154,7 +154,7 @@ def find_gpu(text: str) -> GpuSpec:
     and names those with a similar name.
     """
     wanted = text.strip().lower()
-    named = _named(wanted)
+    named = _gpu_of_name(wanted)
     if named is not None:
         return named
     if _ROCM.fullmatch(wanted):
@@ -173,7 +173,7 @@ def find_gpu(text: str) -> GpuSpec:
     return GpuSpec(name=text.strip(), total_memory=total)
 
 
-def _named(wanted: str) -> GpuSpec | None:
+def _gpu_of_name(wanted: str) -> GpuSpec | None:
     """The GPU with this name: its key in :data:`GPUS`, CUDA's name, or a short form such as ``4090`` or ``a6000``."""
     short = _short(wanted)
     return next((gpu for name, gpu in GPUS.items() if short in (_short(name), _short(gpu.name.lower()))), None)

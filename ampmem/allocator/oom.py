@@ -78,10 +78,10 @@ class OutOfMemoryReport:
         if self.allowed is not None and self.allowed - self.reserved < self.device_free:
             rest = format_bytes(max(self.allowed - self.reserved, 0))
             left = f"{rest} was left of the {format_bytes(self.allowed)} that this process may use"
-        return f"out of memory: the script tried to allocate {self._wanted}, and {left}"
+        return f"out of memory: the script tried to allocate {self._size_text}, and {left}"
 
     @property
-    def _wanted(self) -> str:
+    def _size_text(self) -> str:
         segment = f" in a new segment of {format_bytes(self.segment)}" if self.segment != self.rounded else ""
         return f"{format_bytes(self.asked)}{segment}"
 
@@ -89,7 +89,7 @@ class OutOfMemoryReport:
         # It begins like PyTorch's own message: scripts and libraries search for "CUDA out of memory." in it.
         sentences = [
             "out of memory",
-            f"Tried to allocate {self._wanted}",
+            f"Tried to allocate {self._size_text}",
             f"The device has {format_bytes(self.device_total)}, of which {format_bytes(self.device_free)} is free",
         ]
         if self.allowed is not None:

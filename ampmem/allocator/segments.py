@@ -123,12 +123,12 @@ class SegmentLog:
     def begin(self, time_ns: int, extents: Iterable[Extent]) -> None:
         """Add the extents held when the recording starts."""
         for extent in extents:
-            self._put(SegmentAction.BASELINE, time_ns, 0, extent)
+            self._add_segment(SegmentAction.BASELINE, time_ns, 0, extent)
 
     def reserve(self, time_ns: int, position: int, extent: Extent) -> None:
         """Add ``extent``, which the allocator reserves."""
         self.release(time_ns, position, extent)
-        self._put(SegmentAction.RESERVE, time_ns, position, extent)
+        self._add_segment(SegmentAction.RESERVE, time_ns, position, extent)
 
     def release(self, time_ns: int, position: int, extent: Extent) -> None:
         """Remove the held parts of ``extent``, which the allocator returns."""
@@ -160,7 +160,7 @@ class SegmentLog:
         rows, self._rows = self._rows, []
         return SegmentColumns.of_rows(rows)
 
-    def _put(self, action: SegmentAction, time_ns: int, position: int, extent: Extent) -> None:
+    def _add_segment(self, action: SegmentAction, time_ns: int, position: int, extent: Extent) -> None:
         self.held.add(extent)
         self._row(action, time_ns, position, extent)
 

@@ -152,7 +152,7 @@ def _pairs(tokens: list[str]) -> list[tuple[str, list[str]]]:
     return pairs
 
 
-def _one(key: str, value: list[str]) -> str:
+def _single_value(key: str, value: list[str]) -> str:
     if len(value) != 1:
         raise UsageError(f"the allocator option {key!r} takes one value, not a list")
     return value[0]
@@ -165,7 +165,7 @@ def _integer(key: str, text: str) -> int:
 
 
 def _fraction(key: str, value: list[str], *, one_too: bool) -> float:
-    text = _one(key, value)
+    text = _single_value(key, value)
     try:
         number = float(text)
     except ValueError:
@@ -176,14 +176,14 @@ def _fraction(key: str, value: list[str], *, one_too: bool) -> float:
 
 
 def _mebibytes(key: str, value: list[str], least: int) -> int:
-    number = _integer(key, _one(key, value))
+    number = _integer(key, _single_value(key, value))
     if number * MIB < least:
         raise UsageError(f"the allocator option {key!r} must be at least {least // MIB} (MiB), not {number}")
     return number * MIB
 
 
 def _boolean(key: str, value: list[str]) -> bool:
-    text = _one(key, value)
+    text = _single_value(key, value)
     if text not in ("True", "False"):
         raise UsageError(f"the allocator option {key!r} is True or False, with a capital letter, not {text!r}")
     return text == "True"
@@ -196,7 +196,7 @@ def _not_modelled(settings: Settings, key: str, value: list[str]) -> dict[str, A
 
 
 def _backend(settings: Settings, key: str, value: list[str]) -> dict[str, Any]:
-    text = _one(key, value)
+    text = _single_value(key, value)
     if text != NATIVE:
         raise UsageError(
             f"the backend {text!r} cannot be modelled: only PyTorch's own caching allocator (backend:native) can"

@@ -137,7 +137,7 @@ def read_snapshot(data: object, device: int | None = None) -> DeviceSnapshot:
     top = _top(data)
     traces = _list(top["device_traces"], "device_traces")
     host_events = _host_events(top.get("host_traces"))
-    device = _chosen(traces, device, host_events)
+    device = _traced_device(traces, device, host_events)
     trace = _Trace(traces[device])
     return DeviceSnapshot(
         segments=read_segments(top["segments"], device),
@@ -237,7 +237,7 @@ def _host_events(traces: object) -> int:
     return sum(len(each) if isinstance(each, list) else 1 for each in traces)
 
 
-def _chosen(traces: list[Any], device: int | None, host_events: int) -> int:
+def _traced_device(traces: list[Any], device: int | None, host_events: int) -> int:
     traced = [index for index, trace in enumerate(traces[:_MAX_DEVICES]) if isinstance(trace, list) and trace]
     # A trace with nothing but failures has nothing to show.
     traced = [index for index in traced if _has_events(traces[index])] or traced

@@ -180,7 +180,9 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[str], budget:
     if blocks is None or whole is None or trials[whole].failure is not None:
         blocks = None
     bases = _bases(trials, singles, budgets)
-    for base, last in bases if wanted else ((NOTHING_FORCED, None), *((each, None) for each in _kept(trials, singles))):
+    for base, last in (
+        bases if wanted else ((NOTHING_FORCED, None), *((each, None) for each in _free_combinations(trials, singles)))
+    ):
         if last is not None and meets(trials[last], budget):
             return None  # the change is enough alone, and no cheaper one is
         # Compiled code that keeps a part of its activations chooses itself what it computes again.
@@ -243,7 +245,7 @@ def _lowers(trials: Trials, forced: Forced) -> bool:
     return _helps(trials, forced) or _allocates_less(trials, forced)
 
 
-def _of(singles: Mapping[str, Forced], combined: Combined) -> list[Forced]:
+def _combinable(singles: Mapping[str, Forced], combined: Combined) -> list[Forced]:
     """Those of ``singles`` that are combined with others in this way."""
     fields = [change.field for change in CHANGES if change.combined is combined]
     return [singles[field] for field in fields if field in singles]
@@ -259,9 +261,9 @@ def _bases(
     """
     yield NOTHING_FORCED, None
     base = NOTHING_FORCED
-    for base in _kept(trials, singles):
+    for base in _free_combinations(trials, singles):
         yield base, None
-    for single in (*_of(singles, Combined.OF_RANKS), *_of(singles, Combined.SETTING)):
+    for single in (*_combinable(singles, Combined.OF_RANKS), *_combinable(singles, Combined.SETTING)):
         # Whole parameters that stay after forward are there already: prefetching gathers ahead only with resharding.
         if trials[single].failure is None and (_helps(trials, single) or (single.no_prefetch and base.reshard)):
             base = _with(base, single)
@@ -271,7 +273,7 @@ def _bases(
         base = _with(base, compiled)
         yield base, compiled
     yield from ((_with(base, single), single) for single in budgets if trials[single].failure is None)
-    for single in _of(singles, Combined.COSTLY):
+    for single in _combinable(singles, Combined.COSTLY):
         # A policy casts as autocast does, and what compiled code saves is not moved.
         spare = (single.bfloat16 and base.policy) or (single.offload and base.compile)
         if trials[single].failure is None and not spare:
@@ -290,10 +292,10 @@ def _with(base: Forced, change: Forced) -> Forced:
     return replace(base, **{name: getattr(change, name) for name in change.kinds()})
 
 
-def _kept(trials: Trials, singles: Mapping[str, Forced]) -> list[Forced]:
+def _free_combinations(trials: Trials, singles: Mapping[str, Forced]) -> list[Forced]:
     """The combinations that hardly cost time: the update, gradients freed after it, then the chunked loss."""
     update = _update(trials)
-    for single in _of(singles, Combined.CHEAP):
+    for single in _combinable(singles, Combined.CHEAP):
         if _lowers(trials, single):
             update = _with(update, single)
     found = [] if update == NOTHING_FORCED else [update]
@@ -606,7 +608,7 @@ def advice(
     """The search as a document (``ampmem.advise/1``)."""
     runs = tuple(
         replace(
-            _run(forced, trials, script, budget),
+            _advised_run(forced, trials, script, budget),
             proof=_proven(proofs.get(forced)),
             unbeaten=not any(_beats(other, forced, trials) for other in trials),
         )
@@ -659,7 +661,7 @@ def _price(trial: Trial) -> tuple[float, ...] | None:
     return trial.memory.most, trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1), trial.moved_bytes
 
 
-def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> AdvisedRun:
+def _advised_run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> AdvisedRun:
     trial, plain_run = trials[forced], trials[NOTHING_FORCED]
     memory, before = trial.memory, plain_run.memory
     layers = None if script.device is Device.CPU else memory

@@ -364,27 +364,27 @@ def judged_findings(comparison: Comparison) -> tuple[tuple[Finding, ...], ...]:
     Where the recordings differ in more than their precision, each keeps its own findings.
     """
     return tuple(
-        () if entry.summary is None else tuple(_judged(comparison, index, entry.summary.findings))
+        () if entry.summary is None else tuple(_judged_findings(comparison, index, entry.summary.findings))
         for index, entry in enumerate(comparison.entries)
     )
 
 
-def _judged(comparison: Comparison, index: int, findings: tuple[Finding, ...]) -> list[Finding]:
-    mine = None if comparison.remarks else _run(comparison, index)
+def _judged_findings(comparison: Comparison, index: int, findings: tuple[Finding, ...]) -> list[Finding]:
+    mine = None if comparison.remarks else _compared_run(comparison, index)
     if mine is None or mine.summary.precision.name not in AUTOCAST_PRECISIONS:
         return list(findings)
     found = []
     for finding in findings:
         precisions, judge = _JUDGES.get(finding.code, ((), None))
         other = index_of(comparison, precisions)
-        against = None if other is None else _run(comparison, other)
+        against = None if other is None else _compared_run(comparison, other)
         judged = finding if judge is None or against is None else judge(finding, mine, against)
         if judged is not None:
             found.append(judged)
     return found
 
 
-def _run(comparison: Comparison, index: int) -> _Run | None:
+def _compared_run(comparison: Comparison, index: int) -> _Run | None:
     """The recording at ``index`` with its compared step; ``None`` if that step did not end."""
     column = comparison.columns[index]
     entry, step = column.entry, column.ended_step

@@ -96,18 +96,18 @@ def text_of(value: object, before: str = "") -> str:
     inner = f"{before}  "
     if isinstance(value, Mapping):
         items = [f"{_quoted(str(key))}: {text_of(item, inner)}" for key, item in value.items()]
-        return _listed("{", items, "}", before)
+        return _array_text("{", items, "}", before)
     if isinstance(value, tuple):
-        return _listed("[", [text_of(item, inner) for item in value], "]", before)
+        return _array_text("[", [text_of(item, inner) for item in value], "]", before)
     names = _names_of(cast(Hashable, kind))
     items = [f"{_quoted(key)}: {text_of(getattr(value, name), inner)}" for key, name in names]
-    return _listed("{", items, "}", before)
+    return _array_text("{", items, "}", before)
 
 
 _quoted = lru_cache(1000)(json.dumps)
 
 
-def _listed(start: str, items: list[str], end: str, before: str) -> str:
+def _array_text(start: str, items: list[str], end: str, before: str) -> str:
     inside = f",\n{before}  ".join(items)
     return f"{start}\n{before}  {inside}\n{before}{end}" if items else f"{start}{end}"
 
@@ -157,7 +157,7 @@ def from_json(kind: type[_Of], value: Json) -> _Of:
 
 def _object(kind: type, value: Json, where: str) -> object:
     if not isinstance(value, dict):
-        raise _wrong(where, "an object")
+        raise _not_expected(where, "an object")
     hints, keys = _hints(kind), {item.name: key for key, item in json_fields(kind)}
     given: dict[str, object] = {}
     for item in fields(kind):
@@ -192,7 +192,7 @@ def _value(hint: Any, value: Json, where: str) -> object:
         return _one_of(arguments, value, where)
     if origin is tuple:
         if not isinstance(value, list):
-            raise _wrong(where, "an array")
+            raise _not_expected(where, "an array")
         return tuple(_value(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping(arguments[0], arguments[1], value, where)
@@ -209,9 +209,9 @@ def _annotated(hint: Any, extras: tuple[object, ...], value: Json, where: str) -
         if isinstance(extra, OneOf):
             _one_of(extra.texts, value, where)
         elif isinstance(extra, EachOf) and isinstance(found, Mapping) and set(found) != set(extra.keys):
-            raise _wrong(where, f"an object with {', '.join(extra.keys)}")
+            raise _not_expected(where, f"an object with {', '.join(extra.keys)}")
         elif isinstance(extra, AtLeast) and extra.least is not None and _size(found) < extra.least:
-            raise _wrong(where, f"at least {extra.least}")
+            raise _not_expected(where, f"at least {extra.least}")
     return found
 
 
@@ -223,7 +223,7 @@ def _size(value: Any) -> int:
 def _either(hints: tuple[Any, ...], value: Json, where: str) -> object:
     if value is None and NoneType in hints:
         return None
-    failure = _wrong(where, "a value")
+    failure = _not_expected(where, "a value")
     for hint in hints:
         if hint is not NoneType:
             try:
@@ -235,16 +235,16 @@ def _either(hints: tuple[Any, ...], value: Json, where: str) -> object:
 
 def _mapping(key: Any, of: Any, value: Json, where: str) -> Mapping[object, object]:
     if not isinstance(value, dict):
-        raise _wrong(where, "an object")
+        raise _not_expected(where, "an object")
     found = {_value(key, name, where): _value(of, item, f"{where}.{name}") for name, item in value.items()}
     if isinstance(key, type) and issubclass(key, StrEnum) and len(found) != len(key):
-        raise _wrong(where, f"an object with {', '.join(key)}")
+        raise _not_expected(where, f"an object with {', '.join(key)}")
     return found
 
 
 def _one_of(texts: Any, value: Json, where: str) -> object:
     if value not in texts:
-        raise _wrong(where, f"one of {', '.join(map(str, texts))}")
+        raise _not_expected(where, f"one of {', '.join(map(str, texts))}")
     return value
 
 
@@ -254,10 +254,10 @@ def _scalar(hint: Any, value: Json, where: str) -> object:
     if hint in (int, str, bool) and type(value) is hint and not (hint is int and cast(int, value) < 0):
         return value
     words = {int: "a whole number, 0 or more", float: "a number", str: "a text", bool: "true or false"}
-    raise _wrong(where, words.get(hint, "something else"))
+    raise _not_expected(where, words.get(hint, "something else"))
 
 
-def _wrong(where: str, expected: str) -> NotOfThisKind:
+def _not_expected(where: str, expected: str) -> NotOfThisKind:
     return NotOfThisKind(f"{where or 'it'} is not {expected}")
 
 

@@ -226,7 +226,7 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         oom,
         step=None if last is None and oom.step == NO_STEP else oom.step if last is None else last.index,
         phase=phase.name.lower(),
-        ended_the_run=_ended(recording, oom),
+        ended_the_run=_ended_the_run(recording, oom),
         failures=len(recording.ooms),
         lacking=max(oom.segment - (oom.free if left is None else min(oom.free, left)), 0),
         recorded=recorded,
@@ -270,7 +270,9 @@ def _by_category(history: MemoryHistory, known: Mask, size: int) -> Breakdown:
 def _parameters_there(history: MemoryHistory, position: int) -> int:
     """The elements of the parameters with memory at ``position``."""
     facts = history.facts
-    there = _named(history, (facts.fact == Fact.PARAMETER) & history.lifetimes.alive_at(position)[facts.allocation])
+    there = _names_of_rows(
+        history, (facts.fact == Fact.PARAMETER) & history.lifetimes.alive_at(position)[facts.allocation]
+    )
     return sum(own_elements(record) for record in history.parameters if record.name in there)
 
 
@@ -283,11 +285,11 @@ def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | No
     if not trained or not (optimizers or runs.any()) or recording.run.step_on in _INFERENCE:
         return None
     of_gradients = facts.fact == Fact.GRADIENT
-    there = _named(history, of_gradients & history.lifetimes.alive_at(position)[facts.allocation])
+    there = _names_of_rows(history, of_gradients & history.lifetimes.alive_at(position)[facts.allocation])
     backwards = [(step, marks.after_backward) for step, marks in zip(recording.steps, history.marks, strict=True)]
     if any(after is not None for step, after in backwards if step.finished):
         # A parameter without a gradient in a whole step never gets one.
-        ever = _named(history, of_gradients)
+        ever = _names_of_rows(history, of_gradients)
         trained = [record for record in trained if record.name in ever]
     oom = recording.ooms[-1]
     last = next((after for step, after in backwards if step.index == oom.step), None)
@@ -302,12 +304,12 @@ def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | No
     )
 
 
-def _named(history: MemoryHistory, rows: Mask) -> set[str]:
+def _names_of_rows(history: MemoryHistory, rows: Mask) -> set[str]:
     """The names in these ``rows`` of the facts."""
     return {history.recording.texts[name] for name in np.unique(history.facts.name[rows]).tolist()}
 
 
-def _ended(recording: Recording, oom: OomRecord) -> bool:
+def _ended_the_run(recording: Recording, oom: OomRecord) -> bool:
     failure = recording.run.failure
     if oom.later is None or failure is None:
         return unfinished_step(recording) is not None

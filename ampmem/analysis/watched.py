@@ -262,7 +262,7 @@ def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
     )
 
 
-def _before(held: HeldMemory, full: FullPart | None, others: Sequence[HeldMemory]) -> int | None:
+def _bytes_in_last_full(held: HeldMemory, full: FullPart | None, others: Sequence[HeldMemory]) -> int | None:
     """The bytes of ``held`` at the peak of the last full recording; ``None`` if that does not tell.
 
     What the lines among ``others`` allocated is not among everything else.
@@ -296,7 +296,8 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
         full, ending = full[:-1], _as_ending(ending, inside)
     last = full[-1] if full else None
     held = tuple(
-        like(HeldBefore, each, then=each.bytes, before=_before(each, last, ending.held)) for each in ending.held
+        like(HeldBefore, each, then=each.bytes, before=_bytes_in_last_full(each, last, ending.held))
+        for each in ending.held
     )
     usual_peak = peaks[len(peaks) // 2] if peaks else None
     return like(Shortage, ending, usual_batch=usual, usual_peak=usual_peak, held=held)

@@ -320,7 +320,7 @@ class _Search:
         parts = self._parts([forced])
         if all(part in self._of_ranks for part in parts):
             ended = [self._of_ranks.pop(part) for part in parts]
-            self._take(ended[0] if parts[0][1] is None else _of_worst(ended), progress)
+            self._note_result(ended[0] if parts[0][1] is None else _of_worst(ended), progress)
 
     def _unrecorded(self, budget: int | None) -> list[Forced]:
         """The runs whose recordings are wanted but missing, as ``--resume`` had the runs."""
@@ -337,26 +337,26 @@ class _Search:
         while True:
             first = [] if NOTHING_FORCED in self.trials else [NOTHING_FORCED]
             wanted = first or due(self.trials, self.found, allowed, budget)
-            known = [(ended, said) for ended, said in map(self._known, wanted) if ended is not None]
+            known = [(ended, said) for ended, said in map(self._result_without_run, wanted) if ended is not None]
             if not known:
                 return wanted
             for ended, said in known:
                 self._note(ended)
                 progress.ended(name_of(ended.forced, self.found), said, made=False)
 
-    def _known(self, forced: Forced) -> tuple[EndedRun | None, str]:
+    def _result_without_run(self, forced: Forced) -> tuple[EndedRun | None, str]:
         """The result of ``forced`` if it needs no run, and the words for that."""
         why = why_not_run(forced, self.found)
         if why is not None:
             return EndedRun(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
         ended = self._kept.run_of(forced)
-        return ended, "" if ended is None else f"reused: {_said(ended.trial, self._script.device)}"
+        return ended, "" if ended is None else f"reused: {_result_text(ended.trial, self._script.device)}"
 
-    def _take(self, ended: EndedRun, progress: _Progress) -> None:
+    def _note_result(self, ended: EndedRun, progress: _Progress) -> None:
         self._note(ended)
         if self._kept.run_of(ended.forced) is None:
             self._kept.keep(ended)
-        progress.ended(name_of(ended.forced, self.found), _said(ended.trial, self._script.device))
+        progress.ended(name_of(ended.forced, self.found), _result_text(ended.trial, self._script.device))
 
     def _note(self, ended: EndedRun) -> None:
         self.trials[ended.forced] = ended.trial
@@ -503,10 +503,10 @@ class _Progress(CountedRuns):
         """One line for a run that ended, or that was not ``made``."""
         self._count += 1
         self._made += made
-        self._rest = self._left()
+        self._rest = self._left_text()
         self.stay(f"run {self._count}: {name}: {said}", self._rest)
 
-    def _left(self) -> str:
+    def _left_text(self) -> str:
         """``; at most 4 left, about 20 s``, from the duration of the runs before."""
         count = self._most_left()
         if not count or not self._made:
@@ -596,7 +596,7 @@ def _ranks_in_words(script: ScriptOptions) -> str:
     return f"all of {size}" if _every_rank(script) or script.nproc_per_node else f"{script.rank or 0} of {size}"
 
 
-def _said(trial: Trial, device: Device) -> str:
+def _result_text(trial: Trial, device: Device) -> str:
     rank = "" if trial.rank is None else f" on rank {trial.rank}"
     if trial.failure is not None:
         return f"refused or failed{rank}: {trial.failure}"

@@ -240,10 +240,10 @@ def recorded_run(script: ScriptOptions, output: Path | None) -> Iterator[ScriptR
     say_protected(script)
     with nullcontext() if output is not None else TemporaryDirectory(prefix="ampmem-check-") as folder:
         path = output if output is not None else Path(str(folder)) / f"{title}{SUFFIX}"
-        yield _run(script, path)
+        yield _run_profile(script, path)
 
 
-def _run(script: ScriptOptions, path: Path) -> ScriptRun:
+def _run_profile(script: ScriptOptions, path: Path) -> ScriptRun:
     count = script.nproc_per_node or 1
     files = [path] if count == 1 else [rank_file(path, rank, count) for rank in range(count)]
     with ProgressLine() as progress:

@@ -111,7 +111,7 @@ def compare(
     with _numbered(plan) if numbered else nullcontext(plan) as named, ProgressLine() as progress:
         outcomes = _run_all(named, progress)
     recorded = [
-        path for outcome in outcomes if outcome.entry.summary is not None for path in _there(named, outcome.run)
+        path for outcome in outcomes if outcome.entry.summary is not None for path in _existing(named, outcome.run)
     ]
     if not as_json:
         click.echo(_rendered(outcomes, recorded, ranks=(options.nproc_per_node or 1) > 1))
@@ -207,10 +207,10 @@ def _run_all(plan: _Plan, progress: ProgressLine) -> list[_Outcome]:
                     started.append(
                         _Run(precision, _other_way(plan, precision) if started[-1:] == [_Run(precision)] else None)
                     )
-                    outcomes.append(_run(plan, started[-1], course, progress, forking))
+                    outcomes.append(_record_and_time(plan, started[-1], course, progress, forking))
     except KeyboardInterrupt:
         remove_empty(plan.paths)
-        there = [str(path) for run in started for path in _there(plan, run)]
+        there = [str(path) for run in started for path in _existing(plan, run)]
         progress.stay(f"ampmem: recordings that exist: {', '.join(there) or 'none'}")
         raise
     return outcomes
@@ -218,13 +218,15 @@ def _run_all(plan: _Plan, progress: ProgressLine) -> list[_Outcome]:
 
 def _other_way(plan: _Plan, precision: Precision) -> bool:
     """Whether the script is compiled when it is run again: unless it compiles itself, or nothing was recorded."""
-    for path in _there(plan, _Run(precision)):
+    for path in _existing(plan, _Run(precision)):
         with suppress(RecordingError):
             return not trains_compiled(read(path).texts)
     return False
 
 
-def _run(plan: _Plan, run: _Run, course: TimeLeft, progress: ProgressLine, forking: Warmed | None) -> _Outcome:
+def _record_and_time(
+    plan: _Plan, run: _Run, course: TimeLeft, progress: ProgressLine, forking: Warmed | None
+) -> _Outcome:
     """Record ``run``, then time its steps."""
     path, precision = plan.path(run), run.precision
     for file in plan.files(run) if plan.script.force else ():
@@ -246,7 +248,7 @@ def _run(plan: _Plan, run: _Run, course: TimeLeft, progress: ProgressLine, forki
         remove_empty(plan.files(run))
     course.end()
     entry = _entry(plan, run, ended.failure)
-    said = f"{_said(entry, _there(plan, run))}{misplaced(script, ended)}"
+    said = f"{_result_text(entry, _existing(plan, run))}{misplaced(script, ended)}"
     progress.stay(f"{name}: {said}", course.left(), tail=() if ended.failure is None else ended.tail)
     if timed is not None and timed.failure is not None:
         progress.stay(f"{name}: the timing run failed: {timed.failure}", tail=timed.tail)
@@ -257,7 +259,7 @@ def _run(plan: _Plan, run: _Run, course: TimeLeft, progress: ProgressLine, forki
 def _entry(plan: _Plan, run: _Run, failure: str | None) -> Entry:
     """The column of ``run``, from its recording if there is one; of several ranks, the one with the largest peak."""
     found: list[tuple[int, Entry]] = []
-    for path in _there(plan, run):
+    for path in _existing(plan, run):
         try:
             entry = entry_of(read(path), label=run.label)
         except (NothingRecorded, RecordingError) as error:
@@ -269,7 +271,7 @@ def _entry(plan: _Plan, run: _Run, failure: str | None) -> Entry:
     return Entry(label=run.label, summary=None, failure=failure or "it left no recording", script=plan.script.title)
 
 
-def _there(plan: _Plan, run: _Run) -> list[Path]:
+def _existing(plan: _Plan, run: _Run) -> list[Path]:
     """The recordings of ``run`` that exist."""
     return [path for path in plan.files(run) if path.exists()]
 
@@ -293,7 +295,7 @@ def _rendered(outcomes: list[_Outcome], recorded: list[Path], *, ranks: bool) ->
     return render(compare_entries([outcome.entry for outcome in outcomes]), files=files, layout=layout)
 
 
-def _said(entry: Entry, paths: list[Path]) -> str:
+def _result_text(entry: Entry, paths: list[Path]) -> str:
     """The result of a precision in one line."""
     words = [] if entry.failure is None else [f"failed: {entry.failure}"]
     if entry.summary is not None:

@@ -220,10 +220,10 @@ class _Counted(CountedRuns):
                 f"{name} failed, and not because memory ran out, so ampmem cannot say what fits: fix this error first"
             )
         self._rest = self._left(found)
-        self.stay(f"run {self._count}: {name}: {_said(outcome.memory)}", self._rest)
+        self.stay(f"run {self._count}: {name}: {_fits_text(outcome.memory)}", self._rest)
 
 
-def _said(memory: Memory | None) -> str:
+def _fits_text(memory: Memory | None) -> str:
     if memory is None:
         return "does not fit"
     fits = "fits" if memory.surely else "may not fit"

@@ -122,7 +122,7 @@ def main() -> NoReturn:
         terminal.say(str(error))
         code = error.exit_code
     except click.ClickException as error:
-        terminal.show(_said(error))
+        terminal.show(_usage_text(error))
         code = error.exit_code
     except KeyboardInterrupt:
         terminal.say("interrupted")
@@ -139,7 +139,7 @@ def main() -> NoReturn:
     raise SystemExit(code)
 
 
-def _said(error: click.ClickException) -> str:
+def _usage_text(error: click.ClickException) -> str:
     """Click's message without tabs; for an unknown option only the nearest one is suggested."""
     if isinstance(error, click.NoSuchOption) and error.possibilities:
         near = get_close_matches(error.option_name, error.possibilities, n=1)

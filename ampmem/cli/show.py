@@ -210,11 +210,11 @@ def _report(run: RankRun, *, alone: bool = False) -> Report:
     summary = run.column.summary
     assert run.run is not None and summary is not None
     title = " ".join((run.run.script, *run.run.arguments))
-    notes = (*run.notes, *_others(run)) if alone else run.notes
+    notes = (*run.notes, *_files_of_other_ranks(run)) if alone else run.notes
     return Report(title=title, summary=summary, notes=notes, file=str(run.path))
 
 
-def _others(run: RankRun) -> Iterator[str]:
+def _files_of_other_ranks(run: RankRun) -> Iterator[str]:
     """Where the other ranks' files are; empty for a simulated rank, which needs no others."""
     if run.world_size == 1 or (run.run is not None and run.run.source == SourceKind.SIMULATED):
         return

@@ -29,7 +29,7 @@ def serve_runs() -> None:
             connection.close()
             _fork(*files)
             signal.signal(signal.SIGINT, interrupted)
-            _run()
+            _run_command_line()
         for file in files:
             os.close(file)
     with suppress(ChildProcessError):
@@ -58,7 +58,7 @@ def _fork(request: int, given: int, output: int, errors: int, status: int) -> No
         sys.argv[1:] = json.load(asked)
 
 
-def _run() -> NoReturn:
+def _run_command_line() -> NoReturn:
     """Run the command line in ``sys.argv``, and end."""
     try:
         main()

@@ -253,7 +253,7 @@ def copies_in_low_precision(trace: BlockTrace, there: Mapping[int, int]) -> list
     """
     if not trace.native:
         return _by_their_sizes(trace, there)
-    return [index for index in _made(trace) if trace.birth(trace.allocations[index]).purpose is Purpose.CAST]
+    return [index for index in _autocast_casts(trace) if trace.birth(trace.allocations[index]).purpose is Purpose.CAST]
 
 
 def _by_their_sizes(trace: BlockTrace, there: Mapping[int, int]) -> list[int]:
@@ -292,7 +292,7 @@ def _before_a_result(trace: BlockTrace, index: int) -> bool:
     return bool(after) and after[0].born != BEFORE and _text(trace, index) == trace.birth(after[0]).text != ""
 
 
-def _made(trace: BlockTrace) -> Iterator[int]:
+def _autocast_casts(trace: BlockTrace) -> Iterator[int]:
     """The casts that C++ frames attribute to autocast."""
     for index, allocation in enumerate(trace.allocations):
         if allocation.born != BEFORE and trace.birth(allocation).purpose in (Purpose.CAST, Purpose.PROMOTION):
@@ -325,7 +325,7 @@ def inferred_casts(trace: BlockTrace, low: Sequence[int], there: Mapping[int, in
             sure = sum(trace.pass_of(index) == which and trace.allocations[index].bytes == size for index in chosen)
             notes.append(_over(trace, size, count, there[2 * size], sure))
         mine |= chosen
-    others = tuple(index for index in _made(trace) if index not in mine)
+    others = tuple(index for index in _autocast_casts(trace) if index not in mine)
     mine.update(_earlier(trace, there))
     return CastBlocks(of_parameters=tuple(sorted(mine)), others=others, notes=tuple(notes))
 

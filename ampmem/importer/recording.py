@@ -250,7 +250,7 @@ def _exported(snapshot: DeviceSnapshot, name: str) -> Recording:
     events = [event for event in snapshot.events if event.action in (ALLOC, FREE_COMPLETED)]
     try:
         recording = unpack(snapshot.text, len(events))
-        if not _same(events, recording.events):
+        if not _agree_on_blocks(events, recording.events):
             raise RecordingError("its events are not those of the trace")
     except RecordingError as error:
         concluded = recording_of(snapshot, name)
@@ -264,7 +264,7 @@ _NOT_USED: Final = (
 )
 
 
-def _same(trace: Sequence[SnapshotEvent], events: EventColumns) -> bool:
+def _agree_on_blocks(trace: Sequence[SnapshotEvent], events: EventColumns) -> bool:
     """Whether trace and events agree on the blocks: order, addresses and sizes of allocs and frees."""
     if len(trace) != len(events):
         return False
@@ -291,7 +291,7 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     ooms = _ooms(snapshot, lives, course)
     optimized = bool(course.optimizer_names) or _updates(course)
     return Recording(
-        run=_run(snapshot, name),
+        run=_run_record(snapshot, name),
         precision=precision,
         texts=texts.all(),
         events=events,
@@ -407,7 +407,7 @@ def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts, typed: str) -
     return FactColumns.of_rows(rows)
 
 
-def _run(snapshot: DeviceSnapshot, name: str) -> RunRecord:
+def _run_record(snapshot: DeviceSnapshot, name: str) -> RunRecord:
     return RunRecord(
         ampmem=__version__,
         torch=NOT_KNOWN,

@@ -61,7 +61,7 @@ class _Segments:
     def follow(self, event: SnapshotEvent) -> int | None:
         """Apply ``event``; returns the size of the block if it is an alloc."""
         if event.action == ALLOC:
-            return self._take(event.address, event.size)
+            return self._allocate(event.address, event.size)
         if event.action == FREE_COMPLETED:
             at = bisect_left(self._used, event.address)
             if at == len(self._used) or self._used[at] != event.address:
@@ -79,7 +79,7 @@ class _Segments:
             self._small.discard(event.address)
         return None
 
-    def _take(self, address: int, requested: int) -> int:
+    def _allocate(self, address: int, requested: int) -> int:
         at = bisect_right(self._starts, address) - 1
         if at < 0:
             raise _Contradiction

@@ -178,7 +178,7 @@ class _Machine:
 
     # Reading
 
-    def _take(self, count: int) -> bytes:
+    def _read_bytes(self, count: int) -> bytes:
         """The next ``count`` bytes; refuses a truncated file."""
         end = self._at + count
         if end > len(self._data):
@@ -188,7 +188,7 @@ class _Machine:
         return taken
 
     def _number(self, width: int) -> int:
-        return int.from_bytes(self._take(width), "little")
+        return int.from_bytes(self._read_bytes(width), "little")
 
     # Holding
 
@@ -230,11 +230,11 @@ class _Machine:
             self._pop_to_mark()
 
     def binfloat(self) -> None:
-        self._push(float(struct.unpack(">d", self._take(8))[0]), _SCALAR)
+        self._push(float(struct.unpack(">d", self._read_bytes(8))[0]), _SCALAR)
 
     def _text(self, width: int) -> None:
         try:
-            text = self._take(width).decode("utf-8", "surrogatepass")
+            text = self._read_bytes(width).decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
             raise Refused(f"it contains invalid text at byte {self._at}") from None
         # A text takes up to four bytes per character.

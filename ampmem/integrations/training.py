@@ -89,7 +89,7 @@ class WholeRun:
         folder, self._folder = self._folder, None
         if folder is not None:
             with going_on():
-                self._watch = begin_watch(self._wanted, folder, number, self._seen)
+                self._watch = begin_watch(self._wanted, folder, number, self._log_row)
 
     def step_ends(self, updates: int, number: int) -> None:
         """Do nothing: ampmem sees by itself when steps end."""
@@ -101,7 +101,7 @@ class WholeRun:
             if watch is not None:
                 finish_watch(watch, error, self._wanted, self._keep)
 
-    def _seen(self, row: Row) -> None:
+    def _log_row(self, row: Row) -> None:
         if job_place().rank == 0:
             with going_on():
                 self._log([seen_row(row)])
@@ -265,7 +265,7 @@ def finish(
     if summary.conservation.breach is not None:
         say(f"nothing is logged, because the sums are wrong: {summary.conservation.breach}; see {recorder.path}")
     page = _page(recorder.path) if wanted.page else None
-    say(_told(recorder.path, page, summary, wanted.asked.steps) + _renumbered(known))
+    say(_recorded_text(recorder.path, page, summary, wanted.asked.steps) + _renumbered(known))
     log(rows(summary, known))
     if page is not None:
         keep(page)
@@ -325,7 +325,7 @@ def _too_short(steps: int, skip: int) -> str:
     return f"nothing was recorded: the training ended after {made}, and skip={skip} skips the first {skip}"
 
 
-def _told(file: Path, page: Path | None, summary: Summary, wanted: int | None) -> str:
+def _recorded_text(file: Path, page: Path | None, summary: Summary, wanted: int | None) -> str:
     finished = sum(step.finished for step in summary.steps)
     steps = "1 step" if finished == 1 else f"{finished} steps"
     fewer = f" of {wanted}" if wanted is not None and finished < wanted else ""
@@ -477,13 +477,13 @@ class WorkingLoggers:
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
         """Give the working loggers ``rows``."""
-        self._each(lambda logger: logger.log(rows))
+        self._call_each(lambda logger: logger.log(rows))
 
     def keep(self, page: Path) -> None:
         """Give the working loggers the page."""
-        self._each(lambda logger: logger.keep(page))
+        self._call_each(lambda logger: logger.keep(page))
 
-    def _each(self, give: Callable[[Logger], None]) -> None:
+    def _call_each(self, give: Callable[[Logger], None]) -> None:
         working = []
         for logger in self._loggers:
             with going_on():

@@ -322,7 +322,7 @@ class Session:
             self.stopwatch.lap()
             self.outcome.steps += 1
             if self.outcome.steps == self.options.skip + (self.options.steps or 0):
-                self._done()
+                self._end_after_last_step()
         elif self.recording:
             self._end_recorded_step()
         else:
@@ -364,11 +364,11 @@ class Session:
                 self._on_step(self.outcome.recorded)
         finally:
             if self.outcome.recorded == self.options.steps:
-                self._done()
+                self._end_after_last_step()
             elif self.outcome.recorded == MOST_STEPS:
                 self.stop_recording(f"the recording was full: it has at most {MOST_STEPS:,} steps")
 
-    def _done(self) -> None:
+    def _end_after_last_step(self) -> None:
         """End the recording: all requested steps have ended."""
         over = self._over  # if so, the last step was found at the script's end, and nothing is left to stop
         try:

@@ -249,7 +249,7 @@ class Database:
         names = kind.names()
         if missing := set(names).difference(self.names(table)):  # SQLite would read missing names as strings
             raise ValueError(f"the table {table} has no {', '.join(sorted(missing))}")
-        cursor, left = self._select(table, names), self._most(table, names)
+        cursor, left = self._select(table, names), self._most_rows(table, names)
         cells = array("q")  # unlike a numpy array, it rejects floats
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             left -= len(rows)
@@ -266,7 +266,7 @@ class Database:
 
     def rows(self, table: str, *names: str) -> Iterator[tuple[Any, ...]]:
         """The columns ``names`` of each row of ``table``."""
-        most, number = self._most(table, names), 0
+        most, number = self._most_rows(table, names), 0
         for number, row in enumerate(self._select(table, names), start=1):
             if number > most:
                 raise self._too_many(table)
@@ -278,7 +278,7 @@ class Database:
         columns = ", ".join(f'"{name}"' for name in names)
         return self._connection.execute(f"SELECT {columns} FROM {table} ORDER BY rowid")
 
-    def _most(self, table: str, names: tuple[str, ...]) -> int:
+    def _most_rows(self, table: str, names: tuple[str, ...]) -> int:
         """The maximum number of rows that fit into the file: each takes at least a byte per column and five more."""
         return min(self._size // (len(names) + 5), MOST_ROWS.get(table, self._size))
 

@@ -348,7 +348,9 @@ def refused(path: Path, layout: Layout) -> Iterator[None]:
     except _DAMAGED as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             raise RecordingError(f"{path} is locked by a program that is writing to it; try again") from error
-        raise RecordingError(f"{path} is not an ampmem {layout.called}, or it is damaged ({_said(error)})") from error
+        raise RecordingError(
+            f"{path} is not an ampmem {layout.called}, or it is damaged ({_error_text(error)})"
+        ) from error
 
 
 def job_of(path: Path) -> str:
@@ -369,7 +371,7 @@ def world_size_of(path: Path) -> int:
         return 1
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """The text of ``error``, which may quote the file, as one printable line."""
     said = "it takes too much work to read" if str(error) == "interrupted" else str(error)
     if isinstance(error, sqlite3.DatabaseError) and "malformed" in said:
@@ -388,7 +390,7 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
     notes = notes_of(database)
     place = record_of(_Place, header.get(MESH, {}))
     run = record_of(RunRecord, {**header["run"], "failure": header.get("failure")})
-    ended = _ended(header)
+    ended = _ended_of_header(header)
     optimizers = records_of(OptimizerRecord, database, "optimizer")
     return Recording(
         run=replace(run, local_rank=place.local_rank, job=place.job),
@@ -424,10 +426,10 @@ def _checked(path: Path) -> Recording:
 def _ended_meanwhile(path: Path) -> bool:
     """Whether a recording that was not ended when it was read has been ended since."""
     with opened(path) as database:
-        return _ended(header_of(database)) is not False
+        return _ended_of_header(header_of(database)) is not False
 
 
-def _ended(header: Mapping[str, Mapping[str, object]]) -> bool | None:
+def _ended_of_header(header: Mapping[str, Mapping[str, object]]) -> bool | None:
     """Whether the recording was ended; ``None`` if the header does not say."""
     return _flag(header[ENDED]["ended"]) if ENDED in header else None
 

@@ -133,10 +133,10 @@ def read_watched(path: Path) -> WatchedRun:
         raise RecordingError(f"{path} is not a watched run, or another version of ampmem wrote it")
     growing = here or being_written(path)  # asked first: the run may end meanwhile
     with refused(path, WATCHED), opened(path, WATCHED) as database:
-        return _run(path, database, growing=growing)
+        return _read_run(path, database, growing=growing)
 
 
-def _run(path: Path, database: Database, *, growing: bool) -> WatchedRun:
+def _read_run(path: Path, database: Database, *, growing: bool) -> WatchedRun:
     header = header_of(database)
     ending = header.get(WATCHED_END)
     run = WatchedRun(

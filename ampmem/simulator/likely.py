@@ -87,7 +87,7 @@ class Likely(Known):
         if any(map(self._has, given)) and is_computed(func):
             if not any(map(self.are_even, given)):
                 # One number for all elements needs no memory for them, so it is tried first.
-                if not self._fill_alike(func, args, kwargs, result) and _few(given):
+                if not self._fill_alike(func, args, kwargs, result) and _few_elements(given):
                     super().after(func, args, kwargs, result)
                 return
             super().after(func, self._beside_even(func, args), kwargs, result)
@@ -101,7 +101,7 @@ class Likely(Known):
     def made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """As for known values, if some of the arguments' values are likely."""
         given = list(fakes_in(args))
-        if not any(map(self._has, given)) or not (_few(given) or any(map(self.are_even, given))):
+        if not any(map(self._has, given)) or not (_few_elements(given) or any(map(self.are_even, given))):
             return None
         result = super().made(func, args, kwargs)
         if result is not None and any(map(self.are_even, given)):
@@ -254,7 +254,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
         return ones.add_(behind.add_(1).reciprocal().view(tensor.shape))
 
 
-def _few(tensors: list[FakeTensor]) -> bool:
+def _few_elements(tensors: list[FakeTensor]) -> bool:
     return sum(tensor.numel() for tensor in tensors) <= Known.MOST
 
 
@@ -350,7 +350,7 @@ def _along(source: torch.Tensor, dim: int) -> tuple[int, int]:
     return (source.shape[dim], dim % source.dim()) if source.dim() else (1, -1)
 
 
-def _one(args: Any, kwargs: Any, result: Any) -> Choice:
+def _one_choice(args: Any, kwargs: Any, result: Any) -> Choice:
     """A choice by ``argmax`` or ``max``; nothing if it is among all elements."""
     chosen = result[1] if isinstance(result, (tuple, list)) else result
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -361,6 +361,6 @@ _CHOICES: dict[Any, Callable[[Any, Any, Any], Choice]] = {
     aten.topk.default: lambda args, kwargs, result: _several(args, kwargs, result, 2),
     aten.sort.default: lambda args, kwargs, result: _several(args, kwargs, result, 1),
     aten.multinomial.default: lambda args, kwargs, result: (result, *_along(args[0], -1)),
-    **dict.fromkeys((aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim), _one),
+    **dict.fromkeys((aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim), _one_choice),
 }
 """Ops that choose columns."""

@@ -155,7 +155,7 @@ class Accumulation:
             made = self._made_here(args[0]) if args else False
             if made and func is aten.add.Tensor and self._made_here(args[1]):
                 return func
-            if made and func in _IN_FORMULA[node[0]] and _same(args):
+            if made and func in _IN_FORMULA[node[0]] and _like_first(args):
                 return _IN_FORMULA[node[0]][func]
         if func is aten.add.Tensor:
             return aten.add_.Tensor if self._sums_in_place(args) else func
@@ -188,7 +188,7 @@ class Accumulation:
         return all(now <= alone for now, alone in zip(found, self.alone, strict=True))
 
 
-def _same(args: Sequence[Any]) -> bool:
+def _like_first(args: Sequence[Any]) -> bool:
     """Whether the result of an op with these arguments is like the first of them."""
     first, *rest = args
     tensors = [other for other in rest if isinstance(other, torch.Tensor)]
@@ -264,7 +264,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.additions = InPlaceAdditions(general.PRODUCT, device.assume)
         self.extras = Extras(device)
         self.work = Work()
-        self._finds = Found(self._found, device.gpu)
+        self._finds = Found(self._number_found, device.gpu)
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated, too."""
         self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
@@ -313,12 +313,12 @@ class SimulatedMode(SharedFakeTensorMode):
         if self.shared:
             try:
                 with self.device_model.lock:
-                    return self._one(func, types, args, kwargs)
+                    return self._dispatch(func, types, args, kwargs)
             finally:
                 self.device_model.bury()
-        return self._one(func, types, args, kwargs)
+        return self._dispatch(func, types, args, kwargs)
 
-    def _one(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all calls
             # Also for a tensor of an earlier block: C++ calls this, and an error would end the process.
             return _META if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
@@ -524,7 +524,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self._note_values(func, args, kwargs, result)
         return result
 
-    def _found(self, op: str, tensor: torch.Tensor, elements: int) -> int:
+    def _number_found(self, op: str, tensor: torch.Tensor, elements: int) -> int:
         """Number of the ``elements`` of ``tensor`` that an op finds."""
         known = self.known.of(tensor)
         if known is not None and op == "nonzero":

@@ -222,7 +222,7 @@ def guess(dtype: torch.dtype) -> Number:
     return 1.0 if dtype.is_floating_point or dtype.is_complex else 1
 
 
-def _of(dtype: torch.dtype, number: float) -> Number:
+def _number_of_dtype(dtype: torch.dtype, number: float) -> Number:
     """``number`` as read from a tensor of ``dtype``."""
     if dtype == torch.bool:
         return bool(number)
@@ -288,7 +288,7 @@ class Guesses:
         if line in self._unused:
             self._device.retract(self._unused.pop(line))
         self._device.assume(f"assumed: {number} is read at {line}, as {self._assumed.named} says")
-        return _of(dtype, number)
+        return _number_of_dtype(dtype, number)
 
     def read(self, tensor: FakeTensor, likely: Number | None) -> Number:
         """The guess for a number read from ``tensor``, whose value is unknown; ``likely`` if there is one."""
@@ -359,10 +359,10 @@ class Guesses:
         lines = self._lines.setdefault(what, Counter())
         known = line in lines
         if not known:
-            self._device.assumptions.pop(_listed(what, lines), None)
+            self._device.assumptions.pop(_lines_text(what, lines), None)
         lines[line] += 1
         if not known:
-            self._device.assume(_listed(what, lines))
+            self._device.assume(_lines_text(what, lines))
         if waits:
             self._see_whether_it_waits(line, lines[line], what)
 
@@ -386,7 +386,7 @@ def _and_more(count: int) -> str:
     )
 
 
-def _listed(what: str, lines: Mapping[str, int]) -> str:
+def _lines_text(what: str, lines: Mapping[str, int]) -> str:
     shown = list(lines)[: Guesses.SHOWN]
     more = len(lines) - len(shown)
     beyond = f" and at {more} more line{'' if more == 1 else 's'}" if more else ""

@@ -270,13 +270,14 @@ PARTS: dict[str, str] = {
     "saved tensors": """recorder.hooks.forward:SavedByNodes.read recorder.hooks.forward:SavedByNodes.returned
         recorder.hooks.forward:SavedTensors.pack recorder.hooks.forward:SavedTensors.unpack""",
     "casts": "recorder.hooks.casts:CastHooks.made recorder.hooks.casts:CastHooks.used",
-    "hooks of modules": """recorder.hooks.modules:ModuleHooks._before recorder.hooks.modules:ModuleHooks._ended
+    "hooks of modules": """recorder.hooks.modules:ModuleHooks._before_forward
+        recorder.hooks.modules:ModuleHooks._forward_ended
         recorder.hooks.modules:ModuleHooks._starts_inside recorder.hooks.modules:ModuleHooks._ends_inside""",
     "hooks of backward": """recorder.hooks.backward:BackwardHooks._note_start
         recorder.hooks.backward:BackwardHooks._note_end
         recorder.hooks.backward:GradientHooks._note recorder.hooks.backward:GradientHooks.watch""",
-    "hooks of the update": """recorder.hooks.optimizers:OptimizerHooks._before
-        recorder.hooks.optimizers:OptimizerHooks._after recorder.hooks.optimizers:OptimizerHooks.note_gradients
+    "hooks of the update": """recorder.hooks.optimizers:OptimizerHooks._before_step
+        recorder.hooks.optimizers:OptimizerHooks._after_step recorder.hooks.optimizers:OptimizerHooks.note_gradients
         recorder.hooks.optimizers:OptimizerHooks.note_state""",
     "names of the model": "recorder.models.models:Models.note",
     "the script's variables": "recorder.models.holders:Variables._note",
@@ -295,7 +296,7 @@ PARTS: dict[str, str] = {
     "step's end: settling events": """recorder.sources.ledger:Ledger.settle recorder.sources.cuda.events:History.settle
         recorder.sources.cuda.events:History.follow""",
     "step's end: the rest of the source": """recorder.sources.cuda.source:TracePeaks.note
-        recorder.sources.cuda.source:CudaSource._take""",
+        recorder.sources.cuda.source:CudaSource._drain_trace""",
     "step's end: joining events": "recorder.writing:Joiner.join",
     "step's end: the log as columns": """recorder.facts.log:Log.take_facts recorder.facts.log:Log.take_ops
         recorder.facts.log:Log.take_phases recorder.facts.log:Log.take_modules""",

@@ -12,7 +12,7 @@ from ampmem.failure import FailureKind, FailureRecord
 from ampmem.recording import read
 from ampmem.recording.watched import Ending, HeldMemory, Row, WatchedHeader, Why
 from ampmem.recording.watched_file import WatchedFile
-from ampmem.reporters.html.watched_page import drawn, write_watched
+from ampmem.reporters.html.watched_page import rows_to_draw, write_watched
 
 pytestmark = pytest.mark.browser
 
@@ -119,7 +119,7 @@ def test_texts_of_a_script_are_only_ever_texts(tmp_path: Path, open_page: Open) 
 
 def test_of_a_long_run_every_extreme_is_drawn() -> None:
     rows = [row(step, 40 + (step == 12345) * 7, alive=(10 - (step == 777) * 5) * MIB) for step in range(60_000)]
-    found = drawn(rows, 1000)
+    found = rows_to_draw(rows, 1000)
     assert len(found) <= 2000
     assert max(each.peak for each in found) == 47 * MIB
     assert min(each.alive for each in found) == 5 * MIB

@@ -103,7 +103,7 @@ def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
         instant += " of the recorded steps (not the peak of the run),"
     if key in _BESIDE and (key != PEAK or run.summary.peak.allocated is not None):
         instant += f" of tensors alone, without {_BESIDE[key]}{_assumed(run)}"
-    held = _held(run.side, categories)
+    held = _largest_groups(run.side, categories)
     if baseline is None:
         return GrownGroups(instant=instant, held=held)
     grouped = baseline.groups is not None and run.side.groups is not None
@@ -170,7 +170,7 @@ def _from_step_to_step(run: JudgedRun) -> GrownGroups:
     )
 
 
-def _held(side: Side, categories: Sequence[Category]) -> tuple[Group, ...]:
+def _largest_groups(side: Side, categories: Sequence[Category]) -> tuple[Group, ...]:
     if side.groups is None:
         return ()
     most = [each for category in categories for each in side.groups.most[category]]

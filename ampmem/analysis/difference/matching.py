@@ -215,18 +215,18 @@ class _Run:
         return (group.category, self._names.of(group.name)) if group.name and group.category in _NAMED else None
 
     def functions(self, group: Group) -> Hashable:
-        return *self._made(group), group.name, self._functions.of(group.stack)
+        return *self._identity(group), group.name, self._functions.of(group.stack)
 
     def own_function(self, group: Group) -> Hashable:
-        return *self._made(group), group.name, self._functions.own(group.stack)
+        return *self._identity(group), group.name, self._functions.own(group.stack)
 
     def own_function_whoever_saved(self, group: Group) -> Hashable:
-        return *self._made(group), self._functions.own(group.stack)
+        return *self._identity(group), self._functions.own(group.stack)
 
     def op(self, group: Group) -> Hashable:
-        return self._made(group)
+        return self._identity(group)
 
-    def _made(self, group: Group) -> tuple[object, ...]:
+    def _identity(self, group: Group) -> tuple[object, ...]:
         return group.category, self._names.of(group.module), group.op
 
 

@@ -103,7 +103,7 @@ def groups_among(analysis: Analysis, mine: Mask) -> tuple[Group, ...]:
     rows = np.flatnonzero(mine & (lifetimes.bytes > 0))
     if not len(rows):
         return ()
-    texts, keys = analysis.recording.texts, np.stack([*_made(analysis), tensors.dtype, tensors.shape])[:, rows]
+    texts, keys = analysis.recording.texts, np.stack([*_identities(analysis), tensors.dtype, tensors.shape])[:, rows]
     distinct, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     place = place.reshape(-1)
     size = np.zeros(len(first), dtype=np.int64)
@@ -116,7 +116,7 @@ def groups_among(analysis: Analysis, mine: Mask) -> tuple[Group, ...]:
 
 def makers_of(analysis: Analysis) -> tuple[tuple[Group, ...], Column]:
     """The makers of all allocations, as groups without types, shapes and bytes, and each allocation's maker."""
-    columns = _made(analysis)
+    columns = _identities(analysis)
     place = np.zeros(len(analysis.lifetimes), dtype=np.int64)
     for column in columns:  # one column after the other: numpy is slow at finding distinct rows of several columns
         place = np.unique(place * (int(column.max(initial=0)) + 1) + column, return_inverse=True)[1].reshape(-1)
@@ -126,7 +126,7 @@ def makers_of(analysis: Analysis) -> tuple[tuple[Group, ...], Column]:
     return tuple(_group([*key, 0, 0], _lines(texts[key[4]]), 0, 0, texts) for key in keys), place
 
 
-def _made(analysis: Analysis) -> tuple[Column, ...]:
+def _identities(analysis: Analysis) -> tuple[Column, ...]:
     """For each allocation its category, module, name, op and stack."""
     lifetimes, classes = analysis.lifetimes, analysis.classes
     module = np.where(lifetimes.module != 0, lifetimes.module, classes.module)

@@ -228,7 +228,7 @@ def _kind(op: str) -> _Kind:
 def _attends(run: TrainingRun, by_op: dict[str, Column]) -> bool:
     """Whether a batched matrix product keeps a tensor of a softmax's size, in its type or in 16 bits (attention)."""
     saved, bytes_ = run.analysis.saved_as, run.analysis.lifetimes.bytes
-    of_matmul = _named(run, _MATMULS)[saved.op]
+    of_matmul = _naming(run, _MATMULS)[saved.op]
     softmax = np.concatenate([sizes[sizes > 0] for op, sizes in by_op.items() if _SOFTMAX in op] or [bytes_[:0]])
     return bool(np.isin(bytes_[of_matmul], [*softmax, *(softmax // 2)]).any())
 
@@ -247,7 +247,7 @@ def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shape
     if _SOFTMAX not in kind.words:
         return True
     # A tensor as large as the attention weights is gathered where there is a learned bias.
-    gathers = _named(run, _GATHERS)[run.analysis.lifetimes.op] & _as_large(run, by_op)
+    gathers = _naming(run, _GATHERS)[run.analysis.lifetimes.op] & _as_large(run, by_op)
     if any(len(shape) != _DIMENSIONS for shape in shapes) or gathers.any():
         return False
     # Dropout anywhere may be attention's.
@@ -259,12 +259,12 @@ def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ..
     """Whether something is added to a tensor as large as the attention weights: a learned bias or a mask."""
     lifetimes, tensors = run.analysis.lifetimes, run.analysis.tensors
     texts = run.recording.texts
-    adds, in_place = (_named(run, (op,))[lifetimes.op] for op in ("aten::add", "aten::add_"))
+    adds, in_place = (_naming(run, (op,))[lifetimes.op] for op in ("aten::add", "aten::add_"))
     same = np.array([shape_of(text) in shapes for text in texts])[tensors.shape] & (tensors.shape != 0)
     return bool(((adds & same) | (in_place & _as_large(run, by_op))).any())
 
 
-def _named(run: TrainingRun, ops: tuple[str, ...]) -> Mask:
+def _naming(run: TrainingRun, ops: tuple[str, ...]) -> Mask:
     """Which of the recording's texts name one of ``ops``."""
     return np.array([text in ops for text in run.recording.texts])
 

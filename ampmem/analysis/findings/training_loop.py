@@ -185,12 +185,14 @@ def gradients_through_forward(run: TrainingRun) -> Finding | None:
         return None
     if sizes[late].sum() >= sizes[kept].sum():
         how = "are still alive when forward starts, although the optimizer has used them already; they are freed later."
-        return _held(run, gradients, late, how, _DROP + _after_the_update(run, late))
+        return _gradients_finding(run, gradients, late, how, _DROP + _after_the_update(run, late))
     how = "stay alive from step to step, through forward: they are zeroed in place, or not at all."
-    return _held(run, gradients, kept, how, f"{_whose(run, kept)}.zero_grad(set_to_none=True) before forward")
+    return _gradients_finding(
+        run, gradients, kept, how, f"{_whose(run, kept)}.zero_grad(set_to_none=True) before forward"
+    )
 
 
-def _held(run: TrainingRun, gradients: _Gradients, mine: Column, how: str, change: str) -> Finding:
+def _gradients_finding(run: TrainingRun, gradients: _Gradients, mine: Column, how: str, change: str) -> Finding:
     size = int(run.analysis.lifetimes.bytes[mine].sum())
     return Finding(
         code="gradients-through-forward",
@@ -366,7 +368,7 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         evidence=(*(f"{format_bytes(each.bytes)}: held by {each.in_words()}" for each in shown), *run.largest(kept)),
         off_peak=run.off_peak(run.analysis.lifetimes.bytes * gone, since, place=len(run.steps) - 1),
         # What no variable is seen to hold may be held by the graph of one that is named.
-        least=bool(names) and others and bool((kept & ~_seen(run, held)).any()),
+        least=bool(names) and others and bool((kept & ~_held_by_variables(run, held)).any()),
     )
 
 
@@ -435,7 +437,7 @@ def _variables(run: TrainingRun, held: _Held, kept: Mask) -> list[_Variable]:
     return sorted(found, key=lambda each: (-each.bytes, each.name, each.line))
 
 
-def _seen(run: TrainingRun, held: _Held) -> Mask:
+def _held_by_variables(run: TrainingRun, held: _Held) -> Mask:
     """The allocations that any variable was seen to hold."""
     return run.marked([allocation for _, _, allocation, _ in held])
 
@@ -443,7 +445,7 @@ def _seen(run: TrainingRun, held: _Held) -> Mask:
 def _held_by(run: TrainingRun, held: _Held, shown: Sequence[_Variable]) -> Mask:
     """The allocations that only the variables in ``shown`` hold."""
     names = {(each.name, (each.file, each.function)) for each in shown}
-    mine = _seen(run, held)
+    mine = _held_by_variables(run, held)
     mine[[allocation for name, place, allocation, _ in held if (name, _scope(place)) not in names]] = False
     return mine
 
@@ -531,7 +533,7 @@ def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
     graph = (kept & run.ever_kept_by_autograd) | (
         casts & (lifetimes.phase == Phase.FORWARD) & (since != FOREVER) & (lifetimes.died_ns > since)
     )
-    graph &= lifetimes.alive_at(position) & ~_seen(run, held)
+    graph &= lifetimes.alive_at(position) & ~_held_by_variables(run, held)
     size = run.bytes_of(graph)
     freed = run.ever_kept_by_autograd & (lifetimes.died_ns <= since) & np.isin(lifetimes.step, lifetimes.step[graph])
     ran = (lifetimes.phase == Phase.BACKWARD) & np.isin(lifetimes.stack, lifetimes.stack[graph])

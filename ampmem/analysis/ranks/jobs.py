@@ -152,7 +152,7 @@ _ALIKE: tuple[tuple[str, Callable[[RankRun], str]], ...] = (
 
 def _require_one(what: str, of: Callable[[RankRun], str], runs: Sequence[RankRun]) -> None:
     first = runs[0] if runs else None
-    other = next((run for run in runs if first is not None and not _same(of(run), of(first))), None)
+    other = next((run for run in runs if first is not None and not _same_path(of(run), of(first))), None)
     if first is not None and other is not None:
         raise UsageError(
             f"these are not the ranks of one job, as the {what} differ: {of(first)} in {first.path}, "
@@ -160,7 +160,7 @@ def _require_one(what: str, of: Callable[[RankRun], str], runs: Sequence[RankRun
         )
 
 
-def _same(one: str, other: str) -> bool:
+def _same_path(one: str, other: str) -> bool:
     """Whether both are equal, or one is the end of the other's path, as Lightning starts ranks with absolute paths."""
     short, long = sorted((_BELOW.sub("", one), _BELOW.sub("", other)), key=len)
     return long == short or long.endswith(f"/{short}")

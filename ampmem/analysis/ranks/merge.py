@@ -56,7 +56,7 @@ def compared_step(summaries: Sequence[Summary | None], index: int | None = None)
 
     Only steps count that were ended by more than half of the ranks that ended any: a few ranks give no comparison.
     """
-    ended = _ended(summaries)
+    ended = _ended_steps(summaries)
     chosen = _largest([steps for steps in ended if steps]) if index is None else index
     if chosen is None:
         last = tuple(steps[max(steps)] if steps else None for steps in ended)
@@ -74,12 +74,12 @@ def step_of_precisions(summaries: Sequence[Summary | None]) -> int | None:
     It is the last step with an update in more than half of the ranks that ended any, and with a full batch if a
     DataLoader made it. ``None`` without such a step.
     """
-    ended = [steps for steps in _ended(summaries) if steps]
+    ended = [steps for steps in _ended_steps(summaries) if steps]
     done = [number for number, those in _by_step(ended).items() if not any(step.skipped_update for step in those)]
     return max(of_full_batches(done, ended)) if done else None
 
 
-def _ended(summaries: Sequence[Summary | None]) -> list[dict[int, Step]]:
+def _ended_steps(summaries: Sequence[Summary | None]) -> list[dict[int, Step]]:
     """The steps that each rank ended, by index."""
     return [{} if item is None else {step.index: step for step in item.steps if step.finished} for item in summaries]
 

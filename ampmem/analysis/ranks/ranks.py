@@ -373,7 +373,7 @@ def alike(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[Alike, ...]:
     """Classes of equal ranks: within a class all peaks are in one phase and differ by at most :data:`SAME`."""
     classes: list[list[tuple[Rank, RankPeak]]] = []
     for each in ranks:
-        home = next((those for those in classes if _same([*those, each])), None)
+        home = next((those for those in classes if _alike([*those, each])), None)
         if home is None:
             classes.append([each])
         else:
@@ -381,7 +381,7 @@ def alike(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[Alike, ...]:
     return tuple(Alike(ranks=tuple(rank.rank for rank, _ in those), within=_within(those)) for those in classes)
 
 
-def _same(those: Sequence[tuple[Rank, RankPeak]]) -> bool:
+def _alike(those: Sequence[tuple[Rank, RankPeak]]) -> bool:
     return len({(peak.phase, rank.stage) for rank, peak in those}) == 1 and _within(those) <= SAME
 
 

@@ -167,10 +167,10 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
         copies=_copies(history, ledger, alive, instant_ns, step),
         cast=_cast(history, ledger, step, position),
         casts_seen=bool((facts.fact == Fact.CAST_COPY).any()) and not casts_open(recording.notes),
-        had_gradient=_named(history, gradients & (facts.time_ns < instant_ns)),
-        have_gradients=_named(history, gradients),
+        had_gradient=_names_of_rows(history, gradients & (facts.time_ns < instant_ns)),
+        have_gradients=_names_of_rows(history, gradients),
         at_update=with_a_gradient_at_update(history, instant_ns),
-        sparse=_named(history, gradients & (facts.time_ns < instant_ns) & indices),
+        sparse=_names_of_rows(history, gradients & (facts.time_ns < instant_ns) & indices),
         autocast=recording.precision.dtype is not None,
         updated=not all(ended),
         skipped=any(ended),
@@ -179,7 +179,7 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
         compiled=casts_compiled(recording.notes),
         functional=FUNCTIONAL in recording.notes,
         untrained=history.untrained,
-        kept=_kept(history, alive),
+        kept=_state_that_is_parameter(history, alive),
     )
 
 
@@ -259,7 +259,7 @@ def _copied(history: MemoryHistory, alive: Mask) -> tuple[NamedMemory, ...]:
     return tuple(memory for memory in memories if memory.names)
 
 
-def _kept(history: MemoryHistory, alive: Mask) -> dict[str, str]:
+def _state_that_is_parameter(history: MemoryHistory, alive: Mask) -> dict[str, str]:
     """By parameter, the name of the optimizer state whose memory is, or becomes, the parameter's."""
     memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.OPTIMIZER_STATE)
     states = (StateName.read(text) for memory in memories for text in memory.names)
@@ -312,7 +312,7 @@ def _fates(history: MemoryHistory, fact: Fact, position: int) -> Fates:
     )
 
 
-def _named(history: MemoryHistory, rows: Mask) -> frozenset[str]:
+def _names_of_rows(history: MemoryHistory, rows: Mask) -> frozenset[str]:
     """The names in these ``rows`` of the recording's facts, including tensors without memory of their own."""
     recording = history.recording
     return frozenset(recording.texts[name] for name in np.unique(recording.facts.name[rows]))

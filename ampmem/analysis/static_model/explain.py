@@ -428,7 +428,7 @@ class _States:
         self._records = {record.name: record for record in evidence.parameters}
         self._masters = credit(evidence.memories[Category.MASTER_COPIES], evidence.parameters).of
         for memory in evidence.states:
-            self._take(memory)
+            self._add_memory(memory)
 
     def kept(self, record: ParameterRecord, keys: set[str]) -> float:
         """Bytes that the model of ``record`` has for it in the states ``keys``."""
@@ -442,7 +442,7 @@ class _States:
         states = (state for state in model.states if state.name in keys)
         return sum(state.elements * (state.itemsize or size) for state in states) * record.elements
 
-    def _take(self, memory: StateMemory) -> None:
+    def _add_memory(self, memory: StateMemory) -> None:
         # State of no parameter has no parameter's name; with the name of an unknown parameter it is not attributed.
         known = [name for name in memory.names if name.parameter in self._records or not name.parameter]
         modelled = [name for name in known if name.parameter and name.state in self._modelled(name.parameter)]

@@ -105,7 +105,7 @@ class _Seen:
 def optimizers_of(history: MemoryHistory) -> OptimizerModels:
     """The model of each parameter with an optimizer that made or skipped an update."""
     recording = history.recording
-    seen = _seen(history)
+    seen = _states_by_parameter(history)
     stateless = _updated_with_a_gradient(history)
     of: dict[str, OptimizerModel] = {}
     default: OptimizerModel | None = None
@@ -116,7 +116,7 @@ def optimizers_of(history: MemoryHistory) -> OptimizerModels:
         mine = theirs.get(index, [])
         of |= _models(optimizer, mine, seen, stateless)
         default = default or _usual(of, mine)
-    default = default or (_named(recording.optimizers[0]) if recording.optimizers else NONE)
+    default = default or (_model_by_class_names(recording.optimizers[0]) if recording.optimizers else NONE)
     titles = dict.fromkeys((default.title, *(model.title for model in of.values())))
     return OptimizerModels(of=of, default=default, titles=tuple(titles))
 
@@ -157,7 +157,7 @@ def _models_by_number(history: MemoryHistory) -> Mapping[int | None, OptimizerMo
     recording, of = history.recording, optimizers_of(history).of
     found: dict[int | None, OptimizerModel | None] = {}
     for number, optimizer in enumerate((*recording.optimizers, *recording.waiting)):
-        named = _named(optimizer)
+        named = _model_by_class_names(optimizer)
         mine = [of[record.name] for record in recording.parameters if record.optimizer == number and record.name in of]
         most = max((named, *mine), key=lambda model: len(model.states))
         updated = any(marks.after_optimizer is not None for marks in history.marks)
@@ -176,7 +176,7 @@ def _states_at(history: MemoryHistory, position: int) -> Mapping[str, set[str]]:
     return found
 
 
-def _named(optimizer: OptimizerRecord) -> OptimizerModel:
+def _model_by_class_names(optimizer: OptimizerRecord) -> OptimizerModel:
     """The model by an optimizer's class names, before any of its state has been seen."""
     classes = (optimizer.class_name, *optimizer.bases)
     named = optimizer_model(classes, optimizer.settings)
@@ -209,7 +209,7 @@ def _models(
         found |= dict.fromkeys([name for name in bare if name not in found], _as_seen(optimizer, _Seen()))
     # Parameters without an update yet, or too small to tell states from scalars, are taken to be like the others.
     largest = max(found.values(), key=lambda model: len(model.states), default=None)
-    rest = largest or _named(optimizer)
+    rest = largest or _model_by_class_names(optimizer)
     return {record.name: found.get(record.name, rest) for record in mine}
 
 
@@ -256,7 +256,7 @@ def _usual(of: Mapping[str, OptimizerModel], mine: Sequence[ParameterRecord]) ->
     return max((of[record.name] for record in mine), key=lambda model: elements[model.title], default=None)
 
 
-def _seen(history: MemoryHistory) -> dict[str, _Seen]:
+def _states_by_parameter(history: MemoryHistory) -> dict[str, _Seen]:
     """The states of every parameter, from the facts of the whole recording."""
     recording, facts = history.recording, history.facts
     texts, masters = recording.texts, _masters(history)

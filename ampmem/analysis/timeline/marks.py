@@ -36,7 +36,7 @@ def marks_of(recording: Recording) -> tuple[Instants, ...]:
     """The marks of each step; a step in which memory ran out has those before that."""
     failed, rows = failure_ns(recording), PhaseRows(recording.phases)
     return tuple(
-        _instants(recording, rows, step) if failed is None or step.finished else _before(rows, step, failed)
+        _instants(recording, rows, step) if failed is None or step.finished else _marks_before(rows, step, failed)
         for step in recording.steps
     )
 
@@ -104,6 +104,6 @@ def phase_at(phases: PhaseColumns, instant_ns: int) -> Phase:
     return Phase.SETUP if row < 0 else Phase(int(phases.phase[row]))
 
 
-def _before(rows: PhaseRows, step: StepRecord, failed: int) -> Instants:
+def _marks_before(rows: PhaseRows, step: StepRecord, failed: int) -> Instants:
     reached = ((name, getattr(instants(rows, step), name)) for name in STEP_MARKS)
     return Instants(**{name: None if at is None or at > failed else at for name, at in reached})

@@ -136,7 +136,7 @@ def claim_rank(job: Callable[[int], Path], launched: Launched, *, only: bool = F
             own = rank_file(job(number), place.rank, place.world_size)
             check_output(own, force=True)
             try:
-                taken = _take(names, own, place.job)
+                taken = _claim(names, own, place.job)
             except OSError as error:
                 raise UsageError(f"cannot write {own}: {error.strerror}") from error
             if taken:
@@ -161,7 +161,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _take(names: Sequence[Path], own: Path, job: str) -> bool:
+def _claim(names: Sequence[Path], own: Path, job: str) -> bool:
     """Claim ``own``, unless one of ``names`` belongs to another job only, or this rank has recorded there already.
 
     Claims of dead ranks are removed.
@@ -241,7 +241,7 @@ class Plan:
                 return private_cache(COMPILED)
         return None
 
-    def _named(self, path: Path) -> Path:
+    def _display_name(self, path: Path) -> Path:
         """The user's name of a file of ampmem's, near the working directory."""
         return _near(self.protected.named(path))
 
@@ -289,8 +289,10 @@ class Plan:
             def job(number: int) -> Path:
                 return self.protected.real(self.path(title, number))
 
-            own, greeting = place_rank(job, self.launched, numbered=self.numbered, force=force, named=self._named)
-            return self._named(own), greeting
+            own, greeting = place_rank(
+                job, self.launched, numbered=self.numbered, force=force, named=self._display_name
+            )
+            return self._display_name(own), greeting
         number = claim(lambda number: [self.path(title, number)]) if self.numbered else 1
         path = self.path(title, number)
         taken = f"; {self.path(title)} exists already (--force replaces it)" if number > 1 else ""

@@ -60,7 +60,7 @@ def run_script(
             session.start()
             audience.say(greeting)
             started = True
-            failure = _run(target, arguments, stopper)
+            failure = _run_target(target, arguments, stopper)
             if failure is None:
                 on_end()
             elif not session.forked():
@@ -86,7 +86,7 @@ def run_plainly(target: Target, arguments: tuple[str, ...]) -> BaseException | N
     return None
 
 
-def _run(target: Target, arguments: tuple[str, ...], stopper: Stopper) -> BaseException | None:
+def _run_target(target: Target, arguments: tuple[str, ...], stopper: Stopper) -> BaseException | None:
     """Run the script; returns the exception that it failed with."""
     main = script.prepare(target, arguments)
     # ampmem's own frames are below the script's: without this it would reach the recursion limit earlier.

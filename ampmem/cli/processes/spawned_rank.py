@@ -51,7 +51,7 @@ class SpawnedRank:
                     raise
             finally:
                 undo()
-                self._ended(failure)
+                self._end_of_rank(failure)
 
         return recorded
 
@@ -88,7 +88,7 @@ class SpawnedRank:
             )
             path = name
             options = plan.options(name, place=place, baseline=True)
-            session = Session(options, on_step=partial(self._step_ended, audience), on_done=self._done)
+            session = Session(options, on_step=partial(self._step_ended, audience), on_done=self._stop_ranks)
             session.start()
         except AmpmemError as error:
             if path is not None:
@@ -103,7 +103,7 @@ class SpawnedRank:
         self._together.step_ended()
         audience.step(StepEnded(done=done, wanted=self._orders.plan.script.steps))
 
-    def _done(self) -> None:
+    def _stop_ranks(self) -> None:
         """Stop with all other ranks once all steps are recorded, if the script's own process only waits for the end."""
         if self._orders.plan.run_to_end:
             return
@@ -118,7 +118,7 @@ class SpawnedRank:
         if self._session is not None and self._audience is not None:
             self._audience.say(end_messages.why_not_stopped(self._path, self._stopper))
 
-    def _ended(self, failure: BaseException | None) -> None:
+    def _end_of_rank(self, failure: BaseException | None) -> None:
         session, audience = self._session, self._audience
         if session is None or audience is None or session.forked():
             return

@@ -268,12 +268,12 @@ def _changed(tree: ast.AST) -> Iterator[str]:
     """The names whose values calls at the top of a cell may change."""
     for node in _running(tree):
         if isinstance(node, ast.Call):
-            yield from _given(node)
+            yield from _plain_names(node)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not _looks_only(node.value):
             yield from (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
 
 
-def _given(call: ast.Call) -> Iterable[str]:
+def _plain_names(call: ast.Call) -> Iterable[str]:
     """The function of a call, and its arguments that are plain names."""
     if _looks_only(call):
         return []

@@ -80,7 +80,7 @@ def parse(line: str) -> CellOptions:
     given: dict[str, Any] = vars(_parser().parse_args(words))
     given["cells"] = None if given["cells"] is None else _numbers(given["cells"])
     asked = {name: given.pop(name) for name in ("device", "gpu", "steps", "skip", "step_on", "precision", "force")}
-    options = CellOptions(asked=_asked(**asked), **given)
+    options = CellOptions(asked=_asked_of_options(**asked), **given)
     if options.compare and options.asked.precision != Precision.AS_IS:
         raise UsageError("%%ampmem: --compare runs every precision; leave --precision out")
     if options.compare and options.last:
@@ -92,7 +92,7 @@ def parse(line: str) -> CellOptions:
     return options
 
 
-def _asked(*, gpu: str | None, device: str, **given: Any) -> Asked:
+def _asked_of_options(*, gpu: str | None, device: str, **given: Any) -> Asked:
     """What the options ask of the recording. Raises :class:`UsageError`."""
     if gpu is not None and device not in (Device.AUTO, Device.SIMULATED):
         raise UsageError(
@@ -288,7 +288,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
         reached = Path(f"{folder}{REACHED}")  # in a folder that a child reaches whose files are protected
         undo.callback(reached.unlink, missing_ok=True)
         try:
-            chosen = _chosen(options, code, notebook)
+            chosen = _earlier_cells(options, code, notebook)
             script = script_of_cell(
                 code, name, {number: notebook.before[number] for number in chosen}, reached, notebook.failed
             )
@@ -297,7 +297,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
                 f"%%ampmem --compare runs the cell as a script, but the cell is not a valid script: {error.msg}"
             ) from error
         prefix = str(options.output or Path(folder) / "cell").removesuffix(SUFFIX)
-        text = _run(options, script, prefix, Path(folder), name)
+        text = _run_compare(options, script, prefix, Path(folder), name)
         paths = [path for precision in FORCED_PRECISIONS if (path := Path(f"{prefix}.{precision}{SUFFIX}")).exists()]
         if not paths:
             raise UsageError(f"%%ampmem --compare: no precision left a recording\n{_once(text)}")
@@ -316,7 +316,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
     return comparison, shown
 
 
-def _chosen(options: CellOptions, code: str, notebook: Notebook) -> tuple[int, ...]:
+def _earlier_cells(options: CellOptions, code: str, notebook: Notebook) -> tuple[int, ...]:
     """The earlier cells that run first."""
     if options.cells is not None:
         unknown = [number for number in options.cells if number not in notebook.before]
@@ -338,7 +338,7 @@ def _check_steps(reached: Path, skip: int, chosen: Sequence[int]) -> None:
     made = int(reached.read_text(encoding="ascii")) if reached.exists() else None
     if made is not None and made <= skip:
         return
-    cells = _listed([f"In [{number}]" for number in chosen])
+    cells = _enumeration([f"In [{number}]" for number in chosen])
     raise UsageError(
         f"%%ampmem --compare: the cells that run first train, too ({cells}): the recorded steps are theirs. "
         + ("Train in a separate cell" if made is None else f"They make {made} steps: --skip {made} skips them")
@@ -353,10 +353,10 @@ def _once(text: str) -> str:
         found = re.match(r"\d+ of \d+: ([\w-]+): (.*?)(?:, about \d+ (?:s|min) left)?$(.*)", said, _LINES)
         if found is not None:
             failures.setdefault(found[2] + found[3].rstrip(), []).append(found[1])
-    return "\n".join(f"{_listed(precisions)}: {failure}" for failure, precisions in failures.items()) or text
+    return "\n".join(f"{_enumeration(precisions)}: {failure}" for failure, precisions in failures.items()) or text
 
 
-def _run(options: CellOptions, script: str, prefix: str, folder: Path, name: str) -> str:
+def _run_compare(options: CellOptions, script: str, prefix: str, folder: Path, name: str) -> str:
     """Run ``ampmem compare`` on ``script``, which recordings call ``name``; returns its output."""
     (folder / f"{_MODULE}.py").write_text(script, encoding="utf-8")
     asked, step_on = options.asked, step_on_text(options.asked.step_on)
@@ -390,7 +390,7 @@ def _said(chosen: Sequence[int], beside: Mapping[int, Sequence[str]], name: str,
     """The sentences about what was compared; ``beside`` is what the cells may do that was left out."""
     cells = [f"In [{number}]" for number in chosen]
     return [
-        f"Each precision ran {_listed([*cells, name])} in a fresh process, with seed {SEED}.",
+        f"Each precision ran {_enumeration([*cells, name])} in a fresh process, with seed {SEED}.",
         "Their variables are not in this notebook.",
         *_left_out(chosen, beside),
         *([f"The recordings are {', '.join(map(sized, kept))}."] if kept else []),
@@ -401,15 +401,16 @@ def _left_out(chosen: Sequence[int], beside: Mapping[int, Sequence[str]]) -> lis
     cells = {number: f"In [{number}] ({', '.join(what)})" for number, what in beside.items()}
     without = [text for number, text in cells.items() if number in chosen]
     not_run = {number: text for number, text in cells.items() if number not in chosen}
-    said = [f"Magics did not run: {_listed(without)}."] if without else []
+    said = [f"Magics did not run: {_enumeration(without)}."] if without else []
     if not_run:
         numbers = ",".join(map(str, sorted({*chosen, *not_run})))
         said.append(
-            f"Not run: {_listed(list(not_run.values()))}. Their changes were missing; --cells {numbers} runs them, too."
+            f"Not run: {_enumeration(list(not_run.values()))}. Their changes were missing; --cells {numbers} runs "
+            "them, too."
         )
     return said
 
 
-def _listed(words: Sequence[str]) -> str:
+def _enumeration(words: Sequence[str]) -> str:
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last

@@ -162,7 +162,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return
     if call.excinfo is None:
         try:
-            found = _judged(item)
+            found = _judgements(item)
             item.stash[_rows] = [each.row for each in found]
             failures = [each.failure for each in found if each.failure]
             if failures:
@@ -176,12 +176,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if not call.excinfo.errisinstance((pytest.skip.Exception, SkipTest)):
             # The test's own failure comes first: ampmem's findings and problems must not replace it.
             with suppress(Exception):
-                item.stash[_rows] = [each.row for each in _judged(item, failed=True)]
+                item.stash[_rows] = [each.row for each in _judgements(item, failed=True)]
     item.stash[_recorder].forget()
     del item.stash[_recorder]
 
 
-def _judged(item: pytest.Item, *, failed: bool = False) -> list[Judgement]:
+def _judgements(item: pytest.Item, *, failed: bool = False) -> list[Judgement]:
     """The judgements of the blocks. If the test ``failed``, it may have needed less, so baselines are not written."""
     from ampmem.integrations.pytest.judging import judge_blocks
 

@@ -170,7 +170,7 @@ class Text:
         """The nodes of AOT's own that a call at a line of backward computes, if a comment says of which nodes it is."""
         self._read(source.splitlines())
         self._gradients = self._going_into_gradients() if self.backward else {}
-        self._held_by = {begin: self._held(begin, names) for begin, names in self._names().items()}
+        self._held_by = {begin: self._tensor_in(begin, names) for begin, names in self._names().items()}
         for line, name in self._filled.items():
             self._scratch[line] = replace(self._scratch[line], gradient=self._gradients.get(name))
 
@@ -202,7 +202,7 @@ class Text:
         for number, line in enumerate(lines, 1):
             if line.startswith("#"):
                 if found := _COMMENT.match(line):
-                    kernel = _Kernel(_listed(found[1]), _listed(found[2]))
+                    kernel = _Kernel(_items_of_list(found[1]), _items_of_list(found[2]))
                 else:
                     _read_comment(kernel, line)
             elif found := _KERNEL.match(line):
@@ -231,14 +231,14 @@ class Text:
             self._layouts[name], self._lines[number] = layout, name
             self.allocations.append((number, layout.bytes))
         elif found := _VIEWED.match(text):
-            self._take(found[1], found[2])
+            self._reuse_memory(found[1], found[2])
             if found[2] in self._layouts:
                 dtype = self._layouts[found[2]].dtype
                 self._layouts[found[1]] = Layout(dtype, _sizes(found[3]), _sizes(found[4]))
         elif found := _SIZED.match(text):
             self._shapes[found[1]] = _sizes(found[2])
         elif found := _ITEM.match(text):
-            self._take(found[1], found[2])
+            self._reuse_memory(found[1], found[2])
             self._steps.append(((found[2],), (found[1],), ""))
             if found[2] in self._values:
                 self._values[found[1]] = self._values[found[2]]
@@ -246,7 +246,7 @@ class Text:
             names = tuple(name.strip() for name in text.removesuffix(" = args").split(",") if name.strip())
             self.inputs = names if outermost or not self.inputs else self.inputs
         elif (found := _TAKEN.match(text)) and found[2] != "args":
-            self._take(found[1], found[2])
+            self._reuse_memory(found[1], found[2])
             if found[2] in self._layouts:
                 self._layouts[found[1]] = self._layouts[found[2]]
         elif text.startswith("return (") and outermost:
@@ -271,7 +271,7 @@ class Text:
             return True
         return False
 
-    def _take(self, name: str, before: str) -> None:
+    def _reuse_memory(self, name: str, before: str) -> None:
         """Note that ``name`` is in the memory of ``before``."""
         self._begins[name] = self._begins.get(before, before)
         self._before[name] = before
@@ -285,7 +285,7 @@ class Text:
         comment: re.Match[str] | None,
     ) -> None:
         """Note that ``kernel``, called at line ``number`` below ``comment``, fills the buffers ``names``."""
-        sources, ops = map(_listed, comment.groups()) if comment is not None else ([], [])
+        sources, ops = map(_items_of_list, comment.groups()) if comment is not None else ([], [])
         whole = Held(op=_op("", "", ops), sources=self._sources("", kernel, sources), reads=reads)
         if self.backward and comment is not None:
             named_after = set(map(_short, ops))  # AOT names a node after its op, dynamo after what the script calls
@@ -349,7 +349,7 @@ class Text:
             names.setdefault(begin, [begin]).append(name)
         return names
 
-    def _held(self, begin: str, names: Sequence[str]) -> Held:
+    def _tensor_in(self, begin: str, names: Sequence[str]) -> Held:
         casts = tuple(self._values[name] for name in names if name in self._values and self._values[name].cast)
         kept = [name for name in names if name in self.returned and name in self._values]
         first = [name for name in names if name in self._values]
@@ -414,7 +414,7 @@ def _types(text: str) -> list[str]:
     return re.findall(r"'([^']*\*)'", text.partition("]")[0]) if text.startswith("[") else []
 
 
-def _listed(text: str) -> list[str]:
+def _items_of_list(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
 
 

@@ -343,12 +343,12 @@ class Log:
         self.collect()
         columns, self._facts = self._facts, []
         more, self._more_facts = self._more_facts, []
-        return FactColumns(**_split(columns, FactColumns, more))
+        return FactColumns(**_columns_by_time(columns, FactColumns, more))
 
     def take_phases(self) -> PhaseColumns:
         """Phase changes since the last call."""
         columns, self._phases = self._phases, []
-        return PhaseColumns(**_split(columns, PhaseColumns, []))
+        return PhaseColumns(**_columns_by_time(columns, PhaseColumns, []))
 
     def take_modules(self) -> tuple[Column, Column]:
         """Times and module text ids since the last call; the module running at its end stays for the next call."""
@@ -361,7 +361,7 @@ class Log:
         self.collect()
         taken, self._ops = self._ops, []
         more, self._more_ops = self._more_ops, []
-        return OpColumns(**_split(taken, OpColumns, more))
+        return OpColumns(**_columns_by_time(taken, OpColumns, more))
 
 
 class Repeated:
@@ -393,7 +393,7 @@ class Repeated:
         return False
 
 
-def _split(flat: list[int], kind: type[Columns], more: list[Column]) -> dict[str, Column]:
+def _columns_by_time(flat: list[int], kind: type[Columns], more: list[Column]) -> dict[str, Column]:
     """The columns of the rows in ``flat`` and in the tables ``more``, whose first column is a time."""
     names = kind.names()
     table = np.fromiter(flat, dtype=np.int64, count=len(flat)).reshape(-1, len(names))

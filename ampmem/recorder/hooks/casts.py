@@ -55,7 +55,7 @@ class CastHooks:
         """Note that the op ``_to_copy`` in ``module`` made ``copy`` from ``source``."""
         for part, part_copy in zip(parts_of(source), parts_of(copy), strict=False):  # a quantized one has more parts
             if part.is_floating_point() and part_copy.is_floating_point() and part.dtype != part_copy.dtype:
-                self._made(part, part_copy, module)
+                self._note_cast(part, part_copy, module)
 
     def copied(self, source: torch.Tensor, target: torch.Tensor, module: int) -> None:
         """Note that the op ``copy_`` in ``module`` filled ``target`` from ``source``, as when parameters are flattened.
@@ -69,7 +69,7 @@ class CastHooks:
             self._log.casts += 1
             self._log.fact(Fact.CAST_COPY, self._log.storage_address(target), parameter, module, target)
 
-    def _made(self, source: torch.Tensor, copy: torch.Tensor, module: int) -> None:
+    def _note_cast(self, source: torch.Tensor, copy: torch.Tensor, module: int) -> None:
         address, origin = self._log.storage_address(copy), self._log.storage_address(source)
         parameter = self._models.parameters_at.find(origin, source)
         if parameter is None:
@@ -100,9 +100,9 @@ class CastHooks:
             for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
                 if is_tensor(tensor):
                     for part in parts_of(tensor):
-                        self._used(part, op)
+                        self._note_use(part, op)
 
-    def _used(self, tensor: torch.Tensor, op: int) -> None:
+    def _note_use(self, tensor: torch.Tensor, op: int) -> None:
         address = self._log.storage_address(tensor)
         copy = self.copies.get(address)
         if copy is not None and copy() is not None:  # else its address was reused

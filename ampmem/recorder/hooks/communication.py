@@ -192,7 +192,7 @@ class DataParallelHooks:
         sparse = {index for index, expected in enumerate(expect_sparse_gradients) if expected}
         dense = [params[index].numel() for bucket in bucket_indices for index in bucket if index not in sparse]
         known = self._reducers[reducer] = _Reducer(elements=sum(dense))
-        self._take(known, made)
+        self._set_buckets(known, made)
 
     def _asked_to_rebuild(self, rebuilt: bool, made: list[Made], reducer: Any) -> None:
         """A forward begins; ``made`` is what the reducer allocated, its new buckets if it ``rebuilt`` them."""
@@ -204,7 +204,7 @@ class DataParallelHooks:
         if rebuilt:
             # Rebuilding replaces the buckets; the integer tensors, which note the used parameters, stay.
             kept = [block for block in known.blocks if not block.floating]
-            self._take(known, kept + [block for block in made if block.floating])
+            self._set_buckets(known, kept + [block for block in made if block.floating])
         elif self._listener.recording and not known.noted:
             self._log_blocks(known)
 
@@ -212,9 +212,9 @@ class DataParallelHooks:
         """DDP set ``static_graph`` on ``reducer``; ``made`` is what it allocated to note the used parameters."""
         known = self._reducers.get(reducer)
         if known is not None:
-            self._take(known, known.blocks + made)
+            self._set_buckets(known, known.blocks + made)
 
-    def _take(self, known: _Reducer, blocks: list[Made]) -> None:
+    def _set_buckets(self, known: _Reducer, blocks: list[Made]) -> None:
         """Set ``blocks`` as the reducer's, if they have as many elements as its gradients."""
         elements = sum(block.elements for block in blocks if block.floating)
         if known.elements not in (None, elements):

@@ -206,7 +206,7 @@ class ForwardMode(private.TorchDispatchMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         log = self._log
         if func is ADD and self.alone:
-            func = self._chosen(func, args, kwargs)
+            func = self._op_to_call(func, args, kwargs)
         name, makes_storage, reads = self._before(func, args)
         start = time_ns()
         if log.stamp is not None:
@@ -227,7 +227,7 @@ class ForwardMode(private.TorchDispatchMode):
             self._after(func, name, args, result, makes_storage)
         return result
 
-    def _chosen(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _op_to_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """``func``, or the op that torch would call in its place without this mode."""
         try:
             with private.without_functions():

@@ -45,7 +45,7 @@ class ModuleHooks:
         """Called before a forward starts."""
         guarded = self._log.misses.guarded
         self._look_at_new = guarded(self._models.registered)
-        self._look_before, self._look_after = guarded(self._before), guarded(self._ended)
+        self._look_before, self._look_after = guarded(self._before_forward), guarded(self._forward_ended)
         self._running: list[tuple[int, int, int]] = []
         """(id, path, call) of each module in forward, outermost first; a transform has no path."""
         self._started_at: int | None = None
@@ -63,7 +63,7 @@ class ModuleHooks:
         """Register the hooks; returns the undo."""
         with ExitStack() as undo:
             # always_call: a module that raised has ended, too.
-            after = private.on_module_after(self._after, with_kwargs=True, always_call=True)
+            after = private.on_module_after(self._after_forward, with_kwargs=True, always_call=True)
             undo.callback(private.hooks_with_kwargs.pop, after.id, None)  # removing the handle leaves this entry behind
             undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
             undo.callback(hook(private.on_module_before, self.before))
@@ -118,7 +118,7 @@ class ModuleHooks:
         self._running.append((id(module), path, self._entered(caller)))
         self._log.started(path)
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], caller: FrameType) -> None:
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], caller: FrameType) -> None:
         # Tracing by torch.jit is not part of a step, and its tracer fails under a dispatch mode.
         if private.is_tracing():
             return
@@ -161,7 +161,7 @@ class ModuleHooks:
             self._listener.forward_elsewhere(type(module).__name__)
 
     @private.never_compiled
-    def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Torch calls it with (module, args, result) if the forward raised.
         if not torch.compiler.is_compiling() and not self._ends_inside(module):
             self._look_after(module, kwargs)
@@ -179,7 +179,7 @@ class ModuleHooks:
         self._log.enter_module(running[-1][1])
         return True
 
-    def _ended(self, module: nn.Module, kwargs: Any) -> None:
+    def _forward_ended(self, module: nn.Module, kwargs: Any) -> None:
         running = self._running
         if not running:
             return

@@ -90,8 +90,8 @@ class OptimizerHooks:
     def install(self) -> Callable[[], None]:
         """Register the hooks and wrap ``GradScaler.step``; returns the undo."""
         with ExitStack() as undo:
-            undo.callback(hook(private.on_step_before, self._log.misses.guarded(self._before)))
-            handle = self._handle = private.on_step_after(self._log.misses.guarded(self._after))
+            undo.callback(hook(private.on_step_before, self._log.misses.guarded(self._before_step)))
+            handle = self._handle = private.on_step_after(self._log.misses.guarded(self._after_step))
             undo.callback(added(private.on_step_after.__module__, private.on_step_after.__name__, handle.remove))
             undo.callback(patch_call(*private.SCALER_STEP, self._wrap_scaler))
             undo.callback(patch_call(*private.OPTIMIZER_INIT, self._wrap_init))
@@ -109,7 +109,7 @@ class OptimizerHooks:
             return record
         return replace(record, optimizer=optimizer, held=held)
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._listener.on_thread():
             return
         self._go_last()
@@ -157,7 +157,7 @@ class OptimizerHooks:
         if hooks and next(reversed(hooks)) != self._handle.id:
             hooks.move_to_end(self._handle.id)
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         stepping = self._update.stepping
         if not self._listener.on_thread() or id(optimizer) not in stepping:
             return

@@ -103,9 +103,9 @@ class Covered:
 
     def overlap(self, place: tuple[tuple[int, int], ...], size: int) -> int:
         """How many of the ``size`` bytes at ``place`` overlap earlier parameters, or each other."""
-        return size - sum(self._take(start, end) for start, end in place) if place else 0
+        return size - sum(self._add_range(start, end) for start, end in place) if place else 0
 
-    def _take(self, start: int, end: int) -> int:
+    def _add_range(self, start: int, end: int) -> int:
         """Add a range; returns how many of its bytes are new."""
         first = last = bisect_left(self._ends, start)
         new, low, high = end - start, start, end

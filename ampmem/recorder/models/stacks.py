@@ -90,7 +90,7 @@ class Stacks:
         stack = self._above(sys._getframe(1))
         # Most stacks were seen before: in each step a script runs the same lines.
         known = self._index.get(stack)
-        return known if known is not None else self._add(stack)
+        return known if known is not None else self._add_stack(stack)
 
     def _above(self, frame: FrameType | None) -> tuple[int, ...]:
         """Code and instruction of ``frame`` and all its callers."""
@@ -115,7 +115,7 @@ class Stacks:
             call.append(stack[length:])
         return stack
 
-    def _add(self, stack: tuple[int, ...]) -> int:
+    def _add_stack(self, stack: tuple[int, ...]) -> int:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             self._codes[id(frame.f_code)] = frame.f_code

@@ -31,7 +31,7 @@ class Places:
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             def made(mesh: Any, *arguments: Any, **options: Any) -> None:
                 original(mesh, *arguments, **options)
-                self._made(mesh)
+                self._keep_largest(mesh)
 
             return made
 
@@ -62,7 +62,7 @@ class Places:
             here = {int(stage.stage_index) for stage in found if stage.num_stages == self._stage_count}
             self._stages = tuple(sorted(here))
 
-    def _made(self, mesh: Any) -> None:
+    def _keep_largest(self, mesh: Any) -> None:
         """Keep ``mesh`` if it covers more ranks than the one before, or as many with more axes."""
         try:
             axes = _axes_of(mesh)

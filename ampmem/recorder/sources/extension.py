@@ -280,7 +280,7 @@ def build() -> Path:
         cache.chmod(0o700)
         # In the same folder, so that a rename puts the finished library in place at once: other processes load it.
         with tempfile.TemporaryDirectory(dir=cache) as work:
-            _made(compiler, Path(work) / library.name)
+            _compile(compiler, Path(work) / library.name)
             for each in (_seal(library), library):
                 (Path(work) / each.name).replace(each)
     except OSError as error:
@@ -289,7 +289,7 @@ def build() -> Path:
     return library
 
 
-def _made(compiler: Sequence[str], library: Path) -> None:
+def _compile(compiler: Sequence[str], library: Path) -> None:
     """Make ``library``, of as many parts as work, and its seal. Raises :class:`AmpmemError` if none does."""
     objects = _compiled(compiler, library.parent)
     for parts in (objects, objects[:1]):

@@ -75,7 +75,7 @@ class Storages:
         known = self._references.get(address)
         if known is not None and known() is storage and self._places.get(id(storage)) == address:
             return
-        self._left(storage, address)
+        self._forget_former_address(storage, address)
         if address and storage.nbytes():
             self._seen.append(SeenStorage(time_ns(), address, storage.nbytes(), storage.resizable(), kept))
             self._watch(storage, address)
@@ -113,7 +113,7 @@ class Storages:
         # freed.
         self._references[address] = weakref.ref(storage, functools.partial(self._note_death, address, id(storage)))
 
-    def _left(self, storage: torch.UntypedStorage, address: int) -> None:
+    def _forget_former_address(self, storage: torch.UntypedStorage, address: int) -> None:
         """Forget the earlier address of ``storage``, which is at ``address`` now."""
         before = self._places.get(id(storage), address)
         if before != address:

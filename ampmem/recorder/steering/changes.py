@@ -233,7 +233,7 @@ class _Checkpoints(_Forwards):
                 else:
                     self.refuse(f"{name} {reason}")
         if chosen:
-            self._planned.append(f"forced: activation checkpointing of {_counted(chosen)}")
+            self._planned.append(f"forced: activation checkpointing of {_names_text(chosen)}")
 
     def _choose(self, name: str, module: nn.Module) -> None:
         super()._choose(name, module)
@@ -349,7 +349,7 @@ def _counts(module: nn.Module) -> bool:
     return bool(getattr(module, "track_running_stats", False)) and module.training
 
 
-def _counted(names: list[str]) -> str:
+def _names_text(names: list[str]) -> str:
     """``names`` as a text: ``h.0``, or ``12 modules, h.0 to h.11``."""
     return names[0] if len(names) == 1 else f"{len(names)} modules, {names[0]} to {names[-1]}"
 

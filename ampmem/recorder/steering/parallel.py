@@ -161,12 +161,12 @@ class _ArgumentChange(ForcedChange):
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            bound.arguments[argument.name] = self._chosen(argument, bound.arguments[argument.name])
+            bound.arguments[argument.name] = self._value_for_call(argument, bound.arguments[argument.name])
             return original(*bound.args, **bound.kwargs)
 
         return call
 
-    def _chosen(self, argument: _Argument, given: Any) -> Any:
+    def _value_for_call(self, argument: _Argument, given: Any) -> Any:
         """The value that the call gets; notes whether it was changed."""
         try:
             value = argument.new(given)

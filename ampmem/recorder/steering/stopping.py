@@ -48,7 +48,7 @@ class Stopper:
         if self.device_failed:
             return
         self._runner = _runner()
-        self._undo = hook(on_module_before, self._again)
+        self._undo = hook(on_module_before, self._raise_again)
         self._raise()
 
     def ended(self, error: BaseException | None) -> None:
@@ -57,7 +57,7 @@ class Stopper:
         met = stops_in(error)
         self.stopped, self.caught = met > 0, self._raised - met
 
-    def _again(self, *_: object) -> None:
+    def _raise_again(self, *_: object) -> None:
         if torch.compiler.is_compiling() or _runner() != self._runner:
             return
         if self._raised < self.TRIES:

@@ -349,15 +349,15 @@ for _part, _names in _RETURNING.items():
 
 def collectives() -> Iterator[tuple[str, Place]]:
     """(kind of memory, place) of each function of ``torch.distributed`` that fills its arguments."""
-    return _found(torch.distributed, _COLLECTIVES)
+    return _places_of(torch.distributed, _COLLECTIVES)
 
 
 def returning_collectives() -> Iterator[tuple[str, Place]]:
     """(kind of memory, place) of each functional collective."""
-    return _found(at(_FUNCTIONAL), _RETURNING)
+    return _places_of(at(_FUNCTIONAL), _RETURNING)
 
 
-def _found(owner: ModuleType, names: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Place]]:
+def _places_of(owner: ModuleType, names: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Place]]:
     for part, functions in names.items():
         for name in functions:
             if name in vars(owner):

@@ -78,13 +78,13 @@ class Missing:
 
 def needed(owner: str, name: str, why: str, *, use: Use = Use.ALWAYS) -> Any:
     """The attribute ``name`` of ``owner``; if it is missing, ampmem refuses to record."""
-    found = _added(PrivateName(owner=owner, name=name, why=why, use=use)).find()
+    found = _register(PrivateName(owner=owner, name=name, why=why, use=use)).find()
     return Missing if found is NOTHING else found
 
 
 def optional(owner: str, name: str, why: str, *, without: str, otherwise: Any) -> Any:
     """The attribute ``name`` of ``owner``, else ``otherwise``; then ``without`` goes into the recording's notes."""
-    found = _added(PrivateName(owner=owner, name=name, why=why, without=without)).find()
+    found = _register(PrivateName(owner=owner, name=name, why=why, without=without)).find()
     return otherwise if found is NOTHING else found
 
 
@@ -98,17 +98,17 @@ def attribute(
     use: Use = Use.ALWAYS,
 ) -> str:
     """``name`` itself, for attributes read anew each time: of ``owner``, or of the object that ``example`` makes."""
-    _added(PrivateName(owner=owner, name=name, why=why, without=without, use=use, example=example))
+    _register(PrivateName(owner=owner, name=name, why=why, without=without, use=use, example=example))
     return name
 
 
 def patched(owner: str, name: str, why: str, *, without: str = "", use: Use = Use.ALWAYS) -> Place:
     """The place of ``name``, to be patched; if it is missing, a place that nothing calls."""
-    entry = _added(PrivateName(owner=owner, name=name, why=why, without=without, use=use, own=True))
+    entry = _register(PrivateName(owner=owner, name=name, why=why, without=without, use=use, own=True))
     return (type("Nowhere", (), {name: None}) if entry.find() is NOTHING else at(owner)), name
 
 
-def _added(entry: PrivateName) -> PrivateName:
+def _register(entry: PrivateName) -> PrivateName:
     ENTRIES.append(entry)
     return entry
 

@@ -126,17 +126,17 @@ class CpuGauge(Gauge):
 
     def peak(self) -> int:
         """The largest value read since the last :meth:`take`, including now."""
-        self._most = max(self._most, self._now())
+        self._most = max(self._most, self._allocated_now())
         return self._most
 
     def take(self) -> Reading:
         peak, self._most = self.peak(), 0
-        return Reading(peak, self._now())
+        return Reading(peak, self._allocated_now())
 
     def device(self) -> tuple[str, int | None]:
         return "CPU", None
 
-    def _now(self) -> int:
+    def _allocated_now(self) -> int:
         assert self._total is not None
         return max(self._before + self._total.value, 0)  # what no tensor held at the start may be freed since
 
@@ -292,11 +292,11 @@ class CudaGauge(Gauge):
             self._api.history(on=False, entries=0, stacks=False)
 
     def peak(self) -> int:
-        device = self._chosen()
+        device = self._device_index()
         return 0 if device is None else int(self._stats(device)["allocated_bytes"]["all"]["peak"])
 
     def take(self) -> Reading:
-        device = self._chosen()
+        device = self._device_index()
         if device is None:
             return Reading(0, 0)
         stats = self._stats(device)
@@ -318,12 +318,12 @@ class CudaGauge(Gauge):
         )
 
     def device(self) -> tuple[str, int | None]:
-        device = self._chosen()
+        device = self._device_index()
         if device is None:
             return "", None
         return self._api.device_name(device), self._api.memory_info(device)[1]
 
-    def _chosen(self) -> int | None:
+    def _device_index(self) -> int | None:
         if self._device is None and self._on:
             used = {device: self._api.stats(device).allocated for device in range(self._api.device_count())}
             most = max(used.values(), default=0)

@@ -242,11 +242,13 @@ class GrowthLook:
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self._there = {id(each): weakref.ref(each) for each in _others()}
+        self._there = {id(each): weakref.ref(each) for each in _other_tensors()}
 
     def end(self, step: int, line_of: Callable[[int], str]) -> Grown:
         """The second look, at the end of ``step``; ``line_of`` returns the line that allocated an address."""
-        fresh = [each for each in _others() if (known := self._there.get(id(each))) is None or known() is not each]
+        fresh = [
+            each for each in _other_tensors() if (known := self._there.get(id(each))) is None or known() is not each
+        ]
         fresh.sort(key=lambda each: -each.nbytes)
         del fresh[_LOOKED_AT:]
         by_holder: dict[str, list[int]] = {}
@@ -271,7 +273,7 @@ def _called(holder: str, line: str) -> str:
     return f"{name}, allocated at {line}" if name and line else name or (f"allocated at {line}" if line else "")
 
 
-def _others() -> list[torch.Tensor]:
+def _other_tensors() -> list[torch.Tensor]:
     """Live tensors with memory of their own that are neither parameters nor gradients of parameters."""
     return [each for each in live_tensors() if not isinstance(each, nn.Parameter) and _has_memory(each)]
 
@@ -623,10 +625,10 @@ class Watcher:
                 phase=self._phase.name.lower(),
                 batch=self._batch,
                 line=script_line(),
-                held=self._held(shortage.blocks, shortage.lines),
+                held=self._held_memory(shortage.blocks, shortage.lines),
             )
 
-    def _held(self, blocks: Mapping[int, int], lines: Mapping[int, str]) -> tuple[HeldMemory, ...]:
+    def _held_memory(self, blocks: Mapping[int, int], lines: Mapping[int, str]) -> tuple[HeldMemory, ...]:
         """What the ``blocks`` are: known tensors first, the rest by the line that allocated them, or by the holder."""
         left, found = dict(blocks), []
 
@@ -637,7 +639,12 @@ class Watcher:
                 if sizes:
                     found.append(HeldMemory(what=what, bytes=sum(sizes), count=len(sizes)))
 
-        take((*self._known(), (IDLE_PARAMETERS, [each for each in live_tensors() if isinstance(each, nn.Parameter)])))
+        take(
+            (
+                *self._labelled_tensors(),
+                (IDLE_PARAMETERS, [each for each in live_tensors() if isinstance(each, nn.Parameter)]),
+            )
+        )
         take(self._by_holder(frozenset(address for address in left if not lines.get(address))).items())
         by_line: dict[str, list[int]] = {}
         for address, size in left.items():
@@ -663,7 +670,7 @@ class Watcher:
         largest = sorted(holders, key=lambda name: -sum(each.nbytes for each in holders[name]))
         return {name: holders[name] for name in largest[:_LINES]}
 
-    def _known(self) -> list[tuple[str, list[torch.Tensor]]]:
+    def _labelled_tensors(self) -> list[tuple[str, list[torch.Tensor]]]:
         """Parameters and buffers of the models that ran, their gradients, and optimizer states, each with a label."""
         models = [model for reference in self._models.values() if (model := reference()) is not None]
         parameters: list[torch.Tensor] = [each for model in models for each in model.parameters()]

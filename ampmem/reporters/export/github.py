@@ -94,7 +94,7 @@ def _places(broken: Broken, workspace: Path) -> Iterator[str]:
         yield from (_text(instants_compared(broken)), "")
     if broken.held:
         yield from ("| bytes | category | what | line |", "|--:|---|---|---|")
-        yield from _rows(_held(broken), lambda fold: _row(fold, workspace, [fold.after]))
+        yield from _rows(_groups_alive(broken), lambda fold: _row(fold, workspace, [fold.after]))
     elif not broken.grouped:
         yield from ("| grew by | before | after | category | module |", "|--:|--:|--:|---|---|")
         yield from _rows(folded(broken.grew), _module)
@@ -117,7 +117,7 @@ def _rows(folds: Sequence[Fold], row: Callable[[Fold], str]) -> Iterator[str]:
         yield from (f"… and {len(left)} smaller: {format_bytes(sum(fold.grown for fold in left))}", "")
 
 
-def _held(broken: Broken) -> tuple[Fold, ...]:
+def _groups_alive(broken: Broken) -> tuple[Fold, ...]:
     """The groups that are alive, as changes from nothing."""
     return folded(changes_between((), broken.held))
 
@@ -146,7 +146,7 @@ def _lines(results: Sequence[CheckResult], workspace: Path) -> Iterator[tuple[_P
         same: set[tuple[_Place, int, str]] = set()
         for broken in result.broken:
             for place, folds in _most_of(broken, workspace):
-                size, what_grew = sum(fold.grown for fold in folds), _named(folds)
+                size, what_grew = sum(fold.grown for fold in folds), _largest_changes(folds)
                 if (place, size, what_grew) not in same:
                     same.add((place, size, what_grew))
                     told[place].append(f"{_grew(broken, size)}: {what_grew}")
@@ -161,7 +161,7 @@ def _grew(broken: Broken, size: int) -> str:
     return f"{broken.key} grew by {format_bytes(size)} here"
 
 
-def _named(folds: Sequence[Fold]) -> str:
+def _largest_changes(folds: Sequence[Fold]) -> str:
     """The largest changes by name, and the number of others."""
     more = f", and {len(folds) - 1} more" if len(folds) > 1 else ""
     return f"{folds[0].largest.category}, {what(folds[0])}{more}"
@@ -174,7 +174,7 @@ def _most_of(broken: Broken, workspace: Path) -> Iterator[tuple[_Place, list[Fol
     user's counts in the total too.
     """
     places: dict[_Place | None, list[Fold]] = defaultdict(list)
-    for fold in _held(broken) if broken.held else folded(broken.grew):
+    for fold in _groups_alive(broken) if broken.held else folded(broken.grew):
         places[_place(fold.largest, workspace)].append(fold)
     sizes = {place: sum(fold.grown for fold in folds) for place, folds in places.items()}
     left = sum(sizes.values()) * (1 - _ENOUGH)

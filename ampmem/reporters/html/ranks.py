@@ -150,7 +150,7 @@ class _Table:
         title = every_rank(ranks) or f"{format_count(len(ranks.compared))} ranks"
         rows = tuple(self._overall()) if self._differs else ()
         yield RankRows(title=title, detail="each column by itself", rows=rows)
-        yield RankRows(title="Ranks", detail="each at its own peak", rows=(*self._each(), *self._absent()))
+        yield RankRows(title="Ranks", detail="each at its own peak", rows=(*self._rows_of_classes(), *self._absent()))
         for (kind, axis), those in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
             members = tuple(those)
             if len(members) == 1 or all(len(group.ranks) == 1 for group in members):
@@ -168,7 +168,7 @@ class _Table:
         worst = (Cell(text=f"{item.worst}" if item.spread else "") for item in spreads)
         yield RankRow(label="Worst rank", cells=tuple(worst))
 
-    def _each(self) -> Iterable[RankRow]:
+    def _rows_of_classes(self) -> Iterable[RankRow]:
         """A row for each class of equal ranks, with the values of the one with the largest peak."""
         rows = [(self._largest(alike), alike) for alike in self._ranks.alike]
         kept = sorted(rows, key=lambda row: -row[0].peak_bytes)[:MAX_ROWS]
@@ -322,7 +322,7 @@ def _command(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
 
 def ranks_verdict_view(ranks: Ranks) -> VerdictView:
     """The verdict at the top of a job's page."""
-    shown = tuple(_shown(ranks))
+    shown = tuple(_ranks_to_show(ranks))
     step = "each rank's last step" if ranks.step is None else f"of step {ranks.step}, each rank's own, on one scale"
     return VerdictView(
         **sentences(ranks_wording(ranks)),
@@ -333,7 +333,7 @@ def ranks_verdict_view(ranks: Ranks) -> VerdictView:
     )
 
 
-def _shown(ranks: Ranks) -> Iterable[tuple[str, Rank, RankPeak]]:
+def _ranks_to_show(ranks: Ranks) -> Iterable[tuple[str, Rank, RankPeak]]:
     """The worst, the median and the least rank; of equal ones only the first."""
     worst = ranks.worst
     if worst is None:

@@ -149,8 +149,8 @@ def _by_kind(parts: Iterable[_Part], *, seen: bool) -> Iterator[PrecisionBar]:
     for kind, mine in kinds.items():
         made = _largest_ops((part.made_by, part.bytes) for _, part in mine)
         ops = _largest_ops((part.saved_for, part.bytes) for _, part in mine) if seen else made
-        held = f"a variable or a checkpoint holds them; made by {_named(made, '')}"
-        detail = held if seen and ops == [None] else _named(ops, kind)
+        held = f"a variable or a checkpoint holds them; made by {_ops_text(made, '')}"
+        detail = held if seen and ops == [None] else _ops_text(ops, kind)
         pairs = ((part.saved_for if seen else part.made_by, group.dtype) for group, part in mine)
         yield _bar(kind, detail, mine, ops=pairs)
 
@@ -163,7 +163,7 @@ def _largest_ops(sizes: Iterable[tuple[str | None, int]]) -> list[str | None]:
     return sorted(sums, key=lambda op: -sums[op])
 
 
-def _named(ops: Sequence[str | None], kind: str) -> str:
+def _ops_text(ops: Sequence[str | None], kind: str) -> str:
     """The largest of ``ops`` in words; empty if the kind names the op already."""
     words = list(dict.fromkeys(plain_op(op) for op in ops if op is not None))
     if words == [kind]:

@@ -162,13 +162,13 @@ def kinds_header(kinds: Kinds, texts: Sequence[str]) -> dict[str, Json]:
     The kinds' columns are indices into the tables of texts, stacks and shapes, of which the first is the empty one.
     Stacks are indices into the frames, outermost first. Texts are made visible and short, and different ones stay so.
     """
-    used, (name, module, op, dtype) = _used(kinds.name, kinds.module, kinds.op, kinds.dtype)
-    stacks, (stack,) = _used(kinds.stack)
-    shapes, (shape,) = _used(kinds.shape)
+    used, (name, module, op, dtype) = _used_ids(kinds.name, kinds.module, kinds.op, kinds.dtype)
+    stacks, (stack,) = _used_ids(kinds.stack)
+    shapes, (shape,) = _used_ids(kinds.shape)
     frames: dict[str, int] = {}
     lines = [[line for line in texts[index].split("\n") if line] for index in stacks]
     indices: list[Json] = [[frames.setdefault(line, len(frames)) for line in each] for each in lines]
-    words, what = _what(kinds, texts, len(used))
+    words, what = _tensor_texts(kinds, texts, len(used))
     columns = {
         "category": kinds.category,
         "bytes": kinds.bytes,
@@ -190,7 +190,7 @@ def kinds_header(kinds: Kinds, texts: Sequence[str]) -> dict[str, Json]:
     }
 
 
-def _what(kinds: Kinds, texts: Sequence[str], first: int) -> tuple[list[str], Column]:
+def _tensor_texts(kinds: Kinds, texts: Sequence[str], first: int) -> tuple[list[str], Column]:
     """Descriptions of tensors without a name, as texts numbered from ``first``, and each kind's text; 0 for none."""
     found: dict[str, int] = {}
     column = np.zeros(len(kinds), dtype=np.int64)
@@ -201,7 +201,7 @@ def _what(kinds: Kinds, texts: Sequence[str], first: int) -> tuple[list[str], Co
     return [*found], column
 
 
-def _used(*columns: Column) -> tuple[list[int], list[Column]]:
+def _used_ids(*columns: Column) -> tuple[list[int], list[Column]]:
     """The ids that occur in ``columns``, 0 first, and the columns as indices into them."""
     ids = np.unique(np.concatenate([np.zeros(1, dtype=np.int64), *columns]))
     return ids.tolist(), [np.searchsorted(ids, column).astype(np.int64) for column in columns]

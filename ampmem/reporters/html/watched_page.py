@@ -122,37 +122,37 @@ def write_watched(file: Path, output: Path, *, force: bool = False) -> list[Path
 
 def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, str]) -> WatchedView:
     """The page's data from the run; ``pages`` are those of full recordings, by number."""
-    shown = drawn(rows, _POINTS)
+    shown = rows_to_draw(rows, _POINTS)
     short = found.shortage
     return WatchedView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
         title=visible(watched_heading(found), MAX_PROSE),
-        lines=_shown(summary_lines(found)),
+        lines=_page_texts(summary_lines(found)),
         curves=_curves(shown),
         bands=tuple(map(_band, found.full)),
         categories=category_views(),
         limit=found.run.limit,
         limit_text="" if found.run.limit is None else f"the device's {format_bytes(found.run.limit)}",
         failed=None if found.ending is None or found.ending.failure is None else found.ending.step,
-        shortage=() if short is None else _shown(shortage_lines(short)),
+        shortage=() if short is None else _page_texts(shortage_lines(short)),
         held_columns=HELD_COLUMNS,
-        held=() if short is None else tuple(map(_shown, held_rows(short))),
+        held=() if short is None else tuple(map(_page_texts, held_rows(short))),
         full_columns=FULL_COLUMNS,
         full=tuple(
             FullView(cells=tuple(full_row(part, found.run.every)), page=pages.get(part.number)) for part in found.full
         ),
-        commands=_shown(found.commands),
-        notes=_shown(found.notes),
+        commands=_page_texts(found.commands),
+        notes=_page_texts(found.notes),
     )
 
 
-def _shown(texts: Iterable[str]) -> tuple[str, ...]:
+def _page_texts(texts: Iterable[str]) -> tuple[str, ...]:
     """``texts``, which may quote the script, as the page may show them."""
     return tuple(visible(text, MAX_PROSE) for text in texts)
 
 
-def drawn(rows: Sequence[Row], most: int) -> list[Row]:
+def rows_to_draw(rows: Sequence[Row], most: int) -> list[Row]:
     """At most twice ``most`` of ``rows``, with all extremes of the peak and of allocated memory after a step."""
     if len(rows) <= 2 * most:
         return list(rows)
@@ -167,7 +167,7 @@ def _curves(rows: Sequence[Row]) -> tuple[WatchedLine, ...]:
             name=name,
             steps=tuple(row.step for row in rows),
             bytes=tuple(map(size, rows)),
-            texts=_shown(map(text, rows)),
+            texts=_page_texts(map(text, rows)),
         )
 
     curves = [

@@ -60,7 +60,7 @@ def answer(result: CheckResult) -> str:
         parts.append(f"broken: {over(result, result.broken[0])}{others}")
     if result.problems:
         parts.append(f"not judged: {result.problems[0]}")
-    return f"{result.label}: {'; '.join(parts) or f'kept: {_kept(result)}'}"
+    return f"{result.label}: {'; '.join(parts) or f'kept: {_headline_of_kept(result)}'}"
 
 
 def over(result: CheckResult, broken: Broken) -> str:
@@ -108,7 +108,7 @@ def remarks(result: CheckResult) -> Iterator[str]:
             yield f"warning: {said_in(note)}"
 
 
-def _kept(result: CheckResult) -> str:
+def _headline_of_kept(result: CheckResult) -> str:
     budgets = [each for each in result.judged if each.limit_of is Limit.BUDGET and each.after is not None]
     said = []
     if budgets:
@@ -177,7 +177,7 @@ def explained(result: CheckResult) -> Iterator[Explained]:
     told: dict[tuple[object, ...], str] = {}
     for broken in {each.key: each for each in result.broken}.values():
         places = (broken.grew + broken.moved) or broken.held
-        caption = _came(result, broken)
+        caption = _growth_line(result, broken)
         if broken.held:
             why = "" if result.baseline is None else f"; nothing grew since {result.baseline.label}"
             caption = f"{broken.key}: what is alive {broken.instant}, largest first{why}"
@@ -219,7 +219,7 @@ def _grown(broken: Broken, caption: str, layout: Layout) -> str:
     return "\n".join([*title, *rows])
 
 
-def _came(result: CheckResult, broken: Broken) -> str:
+def _growth_line(result: CheckResult, broken: Broken) -> str:
     """``activations: what grew since main.ampmem, where activations are largest: 1.2 GiB came, and 0.1 GiB went``."""
     came = sum(change.grown for change in broken.grew)
     moved = sum(change.grown for change in broken.moved)

@@ -305,18 +305,21 @@ def render(
     entries = comparison.entries
     sections = [
         "\n".join(wording_lines(said or wording(verdict_of(comparison)), layout)),
-        *(render_warnings(summary, entry.notes, of=_label(entry), layout=layout) for entry, summary in _known(entries)),
+        *(
+            render_warnings(summary, entry.notes, of=_label(entry), layout=layout)
+            for entry, summary in _with_summary(entries)
+        ),
         _troubles(comparison, layout),
         *_measured(comparison, details, layout),
         _head(comparison, layout),
-        *_chosen(comparison, details, layout),
+        *_details(comparison, details, layout),
         _foot(comparison, layout),
         render_next(files, layout, more=details != EVERYTHING),
     ]
     return "\n\n".join(section for section in sections if section)
 
 
-def _known(entries: Sequence[Entry]) -> list[tuple[Entry, Summary]]:
+def _with_summary(entries: Sequence[Entry]) -> list[tuple[Entry, Summary]]:
     """The entries with a summary."""
     return [(entry, entry.summary) for entry in entries if entry.summary is not None]
 
@@ -344,7 +347,7 @@ def _troubles(comparison: Comparison, layout: Layout) -> str:
 
 def _measured(comparison: Comparison, details: frozenset[Detail], layout: Layout) -> Iterator[str]:
     """The text about recordings that have a summary: the peak, the findings, the figures."""
-    if not _known(comparison.entries):
+    if not _with_summary(comparison.entries):
         return
     yield render_instant(comparison, Mark.PEAK, layout)
     yield render_labelled(shared_findings(comparison), layout, evidence=Detail.EVIDENCE in details)
@@ -353,7 +356,10 @@ def _measured(comparison: Comparison, details: frozenset[Detail], layout: Layout
 
 def _head(comparison: Comparison, layout: Layout) -> str:
     """The script, and the precision of each run; for runs that differ in more, only what they share."""
-    known = [[("script", entry.script or "?"), *_run(summary)] for entry, summary in _known(comparison.entries)]
+    known = [
+        [("script", entry.script or "?"), *_rows_of_run(summary)]
+        for entry, summary in _with_summary(comparison.entries)
+    ]
     first, *others = known or [[("script", comparison.entries[0].script or "?")]]
     rows = [row for row in first if not comparison.remarks or all(row in other for other in others)]
     rows += [
@@ -363,7 +369,7 @@ def _head(comparison: Comparison, layout: Layout) -> str:
     return "\n".join([layout.strong("the runs"), *keyed(rows, layout)])
 
 
-def _run(summary: Summary) -> list[tuple[str, str]]:
+def _rows_of_run(summary: Summary) -> list[tuple[str, str]]:
     return [("device", describe_device(summary)), *versions_and_model(summary)]
 
 
@@ -379,9 +385,9 @@ def _described(entry: Entry, *, baseline: bool) -> str:
     return " ".join(words)
 
 
-def _chosen(comparison: Comparison, details: frozenset[Detail], layout: Layout) -> Iterator[str]:
+def _details(comparison: Comparison, details: frozenset[Detail], layout: Layout) -> Iterator[str]:
     """The details asked for."""
-    if not _known(comparison.entries):
+    if not _with_summary(comparison.entries):
         return
     if Detail.MARKS in details:
         for mark in (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD, Mark.AFTER_OPTIMIZER):
@@ -395,7 +401,7 @@ def _chosen(comparison: Comparison, details: frozenset[Detail], layout: Layout) 
 
 def _foot(comparison: Comparison, layout: Layout) -> str:
     lines: list[str] = []
-    for entry, summary in _known(comparison.entries):
+    for entry, summary in _with_summary(comparison.entries):
         lines += wrapped(f"conservation: {_label(entry)}: {conserved(summary)}", layout.width)
     for note, labels in _notes(comparison.entries).items():
         if not is_warning(note):  # warnings come first

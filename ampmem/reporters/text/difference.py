@@ -33,7 +33,7 @@ def render_difference(found: Difference, layout: Layout, *, most: int | None = C
     listed_too = found.changes and not found.without_groups
     table_of_changes = f"{layout.strong('what changed')}\n\n{changes_table(found.changes, layout, most=most)}"
     sections = [
-        "\n".join(_said(found, layout)),
+        "\n".join(_head_lines(found, layout)),
         "" if found.category is not None or not found.changes else _categories(found, layout),
         table_of_changes if listed_too else "",
         "\n".join(wrapped(foot(found), layout.width)),
@@ -107,7 +107,7 @@ def _moment(moment: Moment) -> str:
     return f"{in_phase(moment.phase, f'step {moment.step}')}{made}"
 
 
-def _said(found: Difference, layout: Layout) -> list[str]:
+def _head_lines(found: Difference, layout: Layout) -> list[str]:
     lines = [layout.strong(line) for line in wrapped(headline(found), layout.width, indent="")]
     for doubt in found.doubts:
         lines += map(layout.alarm, wrapped(f"warning: {doubt}", layout.width))

@@ -33,8 +33,8 @@ def render_fit_result(fit: FitResult, layout: Layout = PLAIN) -> str:
             line for name, text in facts(fit) for line in wrapped(f"{name:<8}{text}", layout.width, indent=" " * 8)
         ),
         _points(fit, layout),
-        _listed("what fits: the most memory in use on the device, of its total", fitting_lines(fit), layout),
-        _listed(f"peak allocated against {BASELINE}", break_even_lines(fit), layout),
+        _section("what fits: the most memory in use on the device, of its total", fitting_lines(fit), layout),
+        _section(f"peak allocated against {BASELINE}", break_even_lines(fit), layout),
         "\n".join(line for note in remarks(fit) for line in wrapped(f"note: {note}", layout.width)),
     ]
     return "\n\n".join(section for section in sections if section)
@@ -90,12 +90,12 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
 
 def fitting_lines(fit: FitResult) -> list[str]:
     """For each precision the largest value that fits and the smallest that does not; equal precisions share a line."""
-    return [f"{precision.name}: {_same(fit, precision) or _fitting(fit, precision)}" for precision in fit.precisions]
+    return [f"{precision.name}: {_same_as(fit, precision) or _fitting(fit, precision)}" for precision in fit.precisions]
 
 
 def break_even_lines(fit: FitResult) -> list[str]:
     """For each other precision, where it allocates less at its peak than the baseline. It may still reserve more."""
-    same = {precision.name: _same(fit, precision) for precision in fit.precisions}
+    same = {precision.name: _same_as(fit, precision) for precision in fit.precisions}
     return [f"{each.precision}: {same[each.precision] or _break_even(fit, each)}" for each in fit.break_even]
 
 
@@ -197,7 +197,7 @@ def cells(precision: PrecisionFit, value: int, shown: Callable[[int], str]) -> t
     return shown(memory.allocated), reserved if memory.surely else f"{reserved}, may not fit"
 
 
-def _listed(title: str, lines: Sequence[str], layout: Layout) -> str:
+def _section(title: str, lines: Sequence[str], layout: Layout) -> str:
     wrapped_lines = (part for line in lines for part in wrapped(line, layout.width))
     return "\n".join([layout.heading(title), *wrapped_lines]) if lines else ""
 
@@ -241,7 +241,7 @@ def of_whole(whole: int, *parts: int) -> str:
     return f"{' to '.join(text.removesuffix(unit) for text in found)} of {shown}"
 
 
-def _same(fit: FitResult, precision: PrecisionFit) -> str:
+def _same_as(fit: FitResult, precision: PrecisionFit) -> str:
     """``the same as amp``; empty if no precision before this one has equal peaks."""
     other = fit.same_as(precision)
     return f"the same as {other.name}" if other else ""

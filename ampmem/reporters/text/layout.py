@@ -65,7 +65,7 @@ def layout_for(stream: TextIO | None, environment: Mapping[str, str] = os.enviro
 
     Text is coloured on a terminal only, unless NO_COLOR or TERM=dumb.
     """
-    columns, colour = _asked(environment), False
+    columns, colour = _columns_of_environment(environment), False
     with suppress(OSError, ValueError):  # the stream is closed
         if stream is not None and stream.isatty():
             colour = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
@@ -76,7 +76,7 @@ def layout_for(stream: TextIO | None, environment: Mapping[str, str] = os.enviro
     return Layout(width=min(max(columns, NARROWEST), WIDEST), colour=colour)
 
 
-def _asked(environment: Mapping[str, str]) -> int:
+def _columns_of_environment(environment: Mapping[str, str]) -> int:
     """The width in COLUMNS, read as by :func:`shutil.get_terminal_size`."""
     try:
         columns = int(environment.get("COLUMNS", ""))
@@ -128,17 +128,22 @@ def table(
     column does not distinguish the rows. Rows whose first cell is in ``strong`` are bold.
     """
     left = list(range(1, len(columns)))
-    if len({row[0] for row in rows}) < len(rows) and _kept(columns, rows, [0, *left], layout.width) != [0, *left]:
+    if len({row[0] for row in rows}) < len(rows) and _columns_that_fit(columns, rows, [0, *left], layout.width) != [
+        0,
+        *left,
+    ]:
         # In further tables, rows with the same name could not be distinguished.
         head, body = table_lines(columns, rows, layout, strong=strong)
         return "\n".join([*head, *(line for lines in body for line in lines)])
     texts: list[str] = []
     while left or not texts:
-        shown = _kept(columns, rows, [0, *left], layout.width)
+        shown = _columns_that_fit(columns, rows, [0, *left], layout.width)
         left = [i for i in left if i not in shown]
         # A row with cells in the first table only is not repeated without them.
         said = [row for row in rows if not texts or any(row[i] for i in shown[1:])]
-        head, body = _laid([*_heads_of(columns, shown)], [[row[i] for i in shown] for row in said], layout, strong)
+        head, body = _cells_of_lines(
+            [*_heads_of(columns, shown)], [[row[i] for i in shown] for row in said], layout, strong
+        )
         texts.append("\n".join([*head, *(line for lines in body for line in lines)]))
     return "\n\n".join(texts)
 
@@ -150,8 +155,8 @@ def table_lines(
 
     Cells without room are below their row.
     """
-    shown = _kept(columns, rows, list(range(len(columns))), layout.width)
-    head, body = _laid(_heads_of(columns, shown), [[row[i] for i in shown] for row in rows], layout, strong)
+    shown = _columns_that_fit(columns, rows, list(range(len(columns))), layout.width)
+    head, body = _cells_of_lines(_heads_of(columns, shown), [[row[i] for i in shown] for row in rows], layout, strong)
     left = [i for i in range(len(columns)) if i not in shown]
     for lines, row in zip(body, rows, strict=True):
         cells = [" ".join([*columns[i].alone.split(), row[i]]) for i in left if row[i] not in ("", ABSENT)]
@@ -169,7 +174,7 @@ def _heads_of(columns: Sequence[Column], shown: Sequence[int]) -> list[Column]:
     ]
 
 
-def _laid(
+def _cells_of_lines(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], layout: Layout, strong: Collection[str]
 ) -> tuple[list[str], list[list[str]]]:
     """The lines of the head and of each row, for columns that have room."""
@@ -230,7 +235,9 @@ def _least(column: Column, natural: int) -> int:
     return min(natural, max(column.least, *map(columns_of, column.head.split("\n"))))
 
 
-def _kept(columns: Sequence[Column], rows: Sequence[Sequence[str]], left: Sequence[int], width: int) -> list[int]:
+def _columns_that_fit(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], left: Sequence[int], width: int
+) -> list[int]:
     """The columns in ``left`` that fit beside the first of them; always at least one."""
 
     def fits(kept: Sequence[int]) -> bool:

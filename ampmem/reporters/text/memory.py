@@ -330,12 +330,15 @@ def render_casts(summary: Summary, layout: Layout) -> str:
         f"cast copies: {format_count(casts.copies)} made, {format_bytes(casts.bytes)}{served}; "
         f"at most {format_bytes(casts.peak_bytes)} at once"
     )
-    made = _made(casts.steps, layout, uses=seen)
-    held, parameters = _held(casts.steps, layout, all_holders=seen), _parameters(casts.by_parameter, layout, uses=seen)
+    made = _copies_by_phase(casts.steps, layout, uses=seen)
+    held, parameters = (
+        _copies_by_holder(casts.steps, layout, all_holders=seen),
+        _parameters(casts.by_parameter, layout, uses=seen),
+    )
     return "\n\n".join([caption, made, held, parameters])
 
 
-def _made(steps: Sequence[StepCasts], layout: Layout, *, uses: bool) -> str:
+def _copies_by_phase(steps: Sequence[StepCasts], layout: Layout, *, uses: bool) -> str:
     columns = [number("step"), words("made in"), number("copies"), number("bytes")]
     columns += [number("cache hits")] if uses else []
     rows = []
@@ -345,7 +348,7 @@ def _made(steps: Sequence[StepCasts], layout: Layout, *, uses: bool) -> str:
     return table(columns, rows, layout)
 
 
-def _held(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> str:
+def _copies_by_holder(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> str:
     """The copies at the end of forward by holder; without ``all_holders`` only those in the cache."""
     rows = []
     for step in steps:

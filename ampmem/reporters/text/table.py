@@ -86,7 +86,7 @@ def render(
             layout,
             ran_on=RAN_ON_PREDICTED in summary.notes,
         ),
-        *_chosen(summary, details, all_steps, layout),
+        *_details(summary, details, all_steps, layout),
         render_foot(summary, other_notes(summary.prediction, notes), layout, judged=Detail.STATIC_MODEL in details),
         render_next([file] if file else [], layout, more=details != EVERYTHING),
     ]
@@ -114,7 +114,7 @@ def _findings(summary: Summary, details: frozenset[Detail], layout: Layout) -> s
     return render_labelled([(finding, ()) for finding in shown], layout, evidence=evidence, title=title)
 
 
-def _chosen(summary: Summary, details: frozenset[Detail], all_steps: bool, layout: Layout) -> Iterator[str]:
+def _details(summary: Summary, details: frozenset[Detail], all_steps: bool, layout: Layout) -> Iterator[str]:
     """The details asked for; a detail that has nothing on this run is empty."""
     if Detail.MARKS in details or all_steps:
         casts = summary.precision.name in AUTOCAST_PRECISIONS

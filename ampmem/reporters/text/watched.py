@@ -151,8 +151,8 @@ def shortage_lines(found: Shortage) -> Iterator[str]:
         yield f"the batch was {found.batch or 'unknown'}; in most steps before it was {found.usual_batch}"
     elif found.batch:
         yield f"the batch was {found.batch}, as in most steps before"
-    more = max(found.held, key=_added, default=None)
-    if more is not None and _added(more) > 0 and _added(more) >= _NEWS * more.then:
+    more = max(found.held, key=_bytes_added, default=None)
+    if more is not None and _bytes_added(more) > 0 and _bytes_added(more) >= _NEWS * more.then:
         yield (
             f"{more.what} grew most: {format_bytes(more.then)}, compared with {format_bytes(more.before)} in the "
             "last full recording"
@@ -161,7 +161,7 @@ def shortage_lines(found: Shortage) -> Iterator[str]:
         yield f"usual peak of the steps before: {format_peak(found.usual_peak)}"
 
 
-def _added(each: HeldBefore) -> int:
+def _bytes_added(each: HeldBefore) -> int:
     return 0 if each.before is None else each.then - each.before
 
 

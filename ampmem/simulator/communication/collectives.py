@@ -222,7 +222,7 @@ class Collectives:
 
     def _fill(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
         """Set ``outputs`` to the values of the single tensor in ``inputs``, if known."""
-        known = self._known(inputs[0]) if len(inputs) == 1 else None
+        known = self._known_copy(inputs[0]) if len(inputs) == 1 else None
         for tensor in outputs:
             self._mode.forget(tensor.untyped_storage())
             if known is not None:
@@ -252,7 +252,7 @@ class Collectives:
     def _all_reduce(
         self, original: Any, tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        known = self._known(tensor)
+        known = self._known_copy(tensor)
         work = original(tensor, op, group, async_op)
         self._sum_up(tensor, known, op, group)
         return work
@@ -261,7 +261,7 @@ class Collectives:
         self, original: Any, tensors: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
         several = list(_tensors(tensors))
-        known = [self._known(tensor) for tensor in several]
+        known = [self._known_copy(tensor) for tensor in several]
         work = original(tensors, op, group, async_op)
         for tensor, each in zip(several, known, strict=True):
             self._sum_up(tensor, each, op, group)
@@ -277,14 +277,14 @@ class Collectives:
         async_op: bool = False,
         group_dst: Any = None,
     ) -> Any:
-        known = self._known(tensor)
+        known = self._known_copy(tensor)
         work = original(tensor, dst, op, group, async_op, group_dst)
         arrives = dist.get_rank() == dst if group_dst is None else dist.get_rank(group) == group_dst
         if arrives or not isinstance(tensor, FakeTensor):
             self._sum_up(tensor, known, op, group)
         return work
 
-    def _known(self, tensor: Any) -> Tensor | None:
+    def _known_copy(self, tensor: Any) -> Tensor | None:
         """A copy of the known values of ``tensor`` on the device, which the op makes unknown."""
         known = self._mode.known.of(tensor) if isinstance(tensor, FakeTensor) else None
         return None if known is None else known.clone()

@@ -162,20 +162,20 @@ def _install_sharded(mode: SimulatedMode) -> Callable[[], None]:
         if not isinstance(source, FakeTensor):
             return func(*args, **kwargs)
         size = of_split(source, sizes, dim[0] if dim else 0, mode.device_model.gpu)
-        return _run(mode, func, args, kwargs, kwargs["out"], size)
+        return _run_with_buffer(mode, func, args, kwargs, kwargs["out"], size)
 
     def chunk(func: Any, args: Any, kwargs: Any) -> Any:
         tensors, dim, count = args
         out = kwargs["out"]
         if not isinstance(out, FakeTensor):
             return func(*args, **kwargs)
-        return _run(mode, func, args, kwargs, [out], of_chunks(tensors, dim, count, out.element_size()))
+        return _run_with_buffer(mode, func, args, kwargs, [out], of_chunks(tensors, dim, count, out.element_size()))
 
     mode.answers.update({gather: split, scatter: chunk})
     return added("answers", "FSDP2", lambda: [mode.answers.pop(op) for op in (gather, scatter)])
 
 
-def _run(mode: SimulatedMode, func: Any, args: Any, kwargs: Any, out: Sequence[Tensor], size: int) -> Any:
+def _run_with_buffer(mode: SimulatedMode, func: Any, args: Any, kwargs: Any, out: Sequence[Tensor], size: int) -> Any:
     device = mode.device_model
     result = mode.run(func, args, kwargs)
     for tensor in out:

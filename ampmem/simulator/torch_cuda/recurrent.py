@@ -177,7 +177,7 @@ def _layer(device: SimulatedDevice, dropout: _Dropout, name: str, original: Call
             return original(*args)
         call = _call(_KINDS[name], args)
         dropout.prepare(call)
-        run_it = _cast_and_run if torch.is_autocast_enabled("cuda") else _run
+        run_it = _cast_and_run if torch.is_autocast_enabled("cuda") else _run_cudnn
         with without_autocast():
             results = run_it(device, call, _packed(call))
         return results if call.cell is not None else results[:2]
@@ -210,14 +210,14 @@ def _cast_and_run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -
     cell = None if call.cell is None else _half(call.cell)  # arguments are cast from last to first
     hidden = _half(call.hidden)
     call = replace(call, source=_half(call.source), hidden=hidden, cell=cell, weights=weights)
-    return _run(device, call, buffer)
+    return _run_cudnn(device, call, buffer)
 
 
 def _half(tensor: Tensor) -> Tensor:
     return tensor.half() if tensor.dtype in (torch.float32, torch.bfloat16) else tensor
 
 
-def _run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -> tuple[Tensor, ...]:
+def _run_cudnn(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -> tuple[Tensor, ...]:
     if buffer is None:
         device.assume(_SCATTERED)
         warnings.warn(_SCATTERED + "; torch warns of it on a GPU, too: call flatten_parameters()", stacklevel=4)

@@ -387,7 +387,7 @@ class History:
     def _follows(self, trace: Trace, final: HeldBlocks, held: list[Extent]) -> bool:
         """Whether the state before ``trace``, computed backwards, is the known one; false for the first window."""
         before = blocks_before(trace, final.table, self._settings)
-        reserved = sum(extent.size for extent in _before(held, trace))
+        reserved = sum(extent.size for extent in _segments_before(held, trace))
         return (
             not self._first
             and reserved == self._segments.held.size
@@ -426,7 +426,7 @@ class History:
 
     def _reconcile_segments(self, held: list[Extent], trace: Trace, start_ns: int) -> int:
         """Make the known segments equal those at the start, before the blocks in them; returns how many differed."""
-        before = _before(held, trace)
+        before = _segments_before(held, trace)
         if self._first:
             self._segments.begin(start_ns, before)
             return 0
@@ -562,7 +562,7 @@ def _sums_of(table: BlockTable) -> tuple[int, ...]:
     return (*live.tolist(), *awaiting.tolist())
 
 
-def _before(held: list[Extent], trace: Trace) -> list[Extent]:
+def _segments_before(held: list[Extent], trace: Trace) -> list[Extent]:
     """The segments before ``trace``, which led to ``held``."""
     return rewound(held, [(action, extent) for _, action, extent in _segment_calls(trace)])[0]
 

@@ -244,7 +244,7 @@ class CudaSource(Source):
 
     def mark(self, step: int, mark: Mark) -> None:
         """Take the statistics now, for ``mark`` of ``step``."""
-        device = self._chosen()
+        device = self._device_index()
         if device is None:
             return
         self._look_at_allocator()
@@ -301,7 +301,7 @@ class CudaSource(Source):
 
     def drain(self) -> RawEvents:
         """The events since the last call."""
-        return self._take(go_on=True)
+        return self._drain_trace(go_on=True)
 
     def blocks(self) -> AliveBlocks:
         """The live blocks after the last event. Of the workspaces of cuBLAS alone this source knows what they are."""
@@ -314,7 +314,7 @@ class CudaSource(Source):
 
     def stop(self) -> RawEvents:
         """The last events; switches off what :meth:`start` switched on."""
-        events = self._take(go_on=False)
+        events = self._drain_trace(go_on=False)
         self._wanted = False
         if self._on:
             self._on = False
@@ -433,7 +433,7 @@ class CudaSource(Source):
         if not self._api.caches():
             self._note(warning(_OFF))
 
-    def _chosen(self, *, over: bool = False) -> int | None:
+    def _device_index(self, *, over: bool = False) -> int | None:
         """The index of the recorded device; ``None`` while no device has allocations. ``over``: the recording ends.
 
         A device that ran out of memory comes first: always if the script got no further, otherwise if it has blocks in
@@ -464,8 +464,8 @@ class CudaSource(Source):
             self._device, self.device_name = chosen, self._api.device_name(chosen)
             self._marks, self._layers = {}, []  # of the device before
 
-    def _take(self, *, go_on: bool) -> RawEvents:
-        device = self._chosen(over=not go_on)
+    def _drain_trace(self, *, go_on: bool) -> RawEvents:
+        device = self._device_index(over=not go_on)
         if device is not None and self._synchronize:
             try:
                 if not self._api.capturing():
@@ -481,7 +481,7 @@ class CudaSource(Source):
 
     def _part(self, *, go_on: bool) -> RawEvents:
         """The events since the trace was last emptied."""
-        device = self._chosen(over=not go_on)
+        device = self._device_index(over=not go_on)
         if device is None:
             self._nodes.take(go_on=go_on)
             return NO_EVENTS

@@ -286,7 +286,7 @@ def timed(
     high = np.minimum.accumulate(np.minimum(ends, span[1])[::-1])[::-1].copy()
     low, high = _around_seen(trace.seen, seen, low, high)
     first = 0
-    for mark, places in _places(marks, tag, ends, _counted(trace, final)):
+    for mark, places in _places(marks, tag, ends, _counts_by_entry(trace, final)):
         near = np.searchsorted(_clamped(when, low, high), mark.time_ns, side="left")
         places = places[places >= first]
         first = int(places[np.argmin(np.abs(places - near))])
@@ -324,7 +324,7 @@ def _clamped(when: Column, low: Column, high: Column) -> NDArray[np.int64]:
     return np.maximum.accumulate(np.minimum(np.maximum(when, low), high))
 
 
-def _counted(trace: Trace, final: Counted) -> NDArray[np.int64]:
+def _counts_by_entry(trace: Trace, final: Counted) -> NDArray[np.int64]:
     """Torch's counts before each entry and after the last, as rows of :class:`Counted`."""
     change = np.stack([_BLOCKS[trace.kind], _REQUESTED[trace.kind] * trace.size])
     after = np.concatenate([np.cumsum(change[:, ::-1], axis=1)[:, ::-1], np.zeros((2, 1), dtype=np.int64)], axis=1)

@@ -198,7 +198,7 @@ def test_after_a_comparison_that_is_the_last(notebook: Notebook, monkeypatch: py
         Path(f"{folder}{REACHED}").write_text("0")
         return ""
 
-    monkeypatch.setattr(recorded, "_run", run)
+    monkeypatch.setattr(recorded, "_run_compare", run)
     shown = notebook.run("%%ampmem --compare", "pass").shown
     assert isinstance(notebook["_ampmem"], ampmem.Comparison)
     assert "Each precision ran" in shown[0]["text/plain"]
