@@ -92,7 +92,7 @@ class Session:
         self.forked_child = partial(children.forked, listener)
         self.log, self.models, self.optimizers = listener.log, listener.models, listener.optimizers
         self._changes = ForcedChanges(options.forced, self._notes.add, options.precision)
-        hold_tensors = (listener.mode.saved.let_go, listener.casts.let_go)
+        hold_tensors = (listener.mode.saved.before_swap, listener.casts.before_swap)
         self._hooks = Hooks(listener, self.source, options, hold_tensors=hold_tensors)
         self.computes_again = self._hooks.code.computes_again
         self._unskim: Undo | None = None

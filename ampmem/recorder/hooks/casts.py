@@ -112,7 +112,7 @@ class CastHooks:
         """Forget copies that were freed."""
         self.copies = {address: copy for address, copy in self.copies.items() if copy() is not None}
 
-    def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
+    def before_swap(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
         """Let go of ``tensors``, which are about to be swapped: each gets the other's storage."""
         # torch refuses to swap a tensor to which there are weak references.
         held = [address for address, copy in self.copies.items() if any(copy() is tensor for tensor in tensors)]

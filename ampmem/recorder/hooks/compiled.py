@@ -53,11 +53,11 @@ class CompileHooks:
         """Patch the backend of torch.compile, and its graphs as soon as they are loaded; returns the undo."""
         with ExitStack() as undo:
             undo.callback(patch(*COMPILES, self._wrap_compiler))
-            undo.callback(self._let_go)
+            undo.callback(self._undo_patches)
             self._look()
             return undo.pop_all().close
 
-    def _let_go(self) -> None:
+    def _undo_patches(self) -> None:
         if self._unpatch is not None:
             self._unpatch()
             self._unpatch = None

@@ -68,7 +68,7 @@ def make_way_for_history(listener: Listener) -> Undo:
     return patch_call(*HISTORY, wrap)
 
 
-def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
+def release_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
     """Make all ``holders`` drop their references while tensors are swapped, also by ``Module.to``; returns the undo.
 
     torch refuses to swap a tensor that has weak references.
@@ -78,15 +78,15 @@ def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
         def swap_tensors(t1: Any, t2: Any) -> None:
             # torch.utils.swap_tensors raises if either tensor has a weak reference, and exchanges all that they have.
             with ExitStack() as again:
-                for let_go in guarded:
-                    take = let_go((t1, t2))
+                for before_swap in guarded:
+                    take = before_swap((t1, t2))
                     if take is not None:
                         again.callback(misses.guarded(take))
                 original(t1, t2)
 
         return swap_tensors
 
-    guarded = [misses.guarded(let_go) for let_go in holders]
+    guarded = [misses.guarded(before_swap) for before_swap in holders]
     return patch_call(*SWAP, wrap)
 
 
@@ -116,7 +116,7 @@ class Hooks:
             CompileHooks(listener, log, self.code, self.modules, precision_seen).install,
             self.data_parallel.install,
             CollectiveHooks(listener).install,
-            partial(let_go_of_swapped, (*hold_tensors, self.optimizers.let_go), log.misses),
+            partial(release_swapped, (*hold_tensors, self.optimizers.before_swap), log.misses),
         ]
         """Hooks installed from the start: those that find the ends of steps, and those that see objects being made."""
         if self.calls is not None:

@@ -77,7 +77,7 @@ class SavedByNodes:
             if not self._functions:
                 self.in_cpp.call_before(None)
 
-    def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
+    def before_swap(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
         """Read what the newest op saved, before ``tensors`` are swapped."""
         self.read()
         return lambda: None

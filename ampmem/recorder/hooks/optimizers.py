@@ -359,7 +359,7 @@ class OptimizerHooks:
                 if gradient is not None:
                     self._log.about(Fact.GRADIENT, gradient, name, path)
 
-    def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
+    def before_swap(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
         """Let go of ``tensors``, which are about to be swapped; each keeps its role."""
         held = []
         for tensor in tensors:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TypeAlias
+
+from tabulate import tabulate
 
 from ampmem.analysis.budgets.budget import GROWTH
 from ampmem.analysis.budgets.check import Broken, CheckResult, Judged
@@ -36,6 +38,9 @@ _Place: TypeAlias = tuple[str, int]
 
 _FRAME = re.compile(r"(.+):(\d+) (.*)", re.DOTALL)
 _PLAIN = re.compile(r"[^A-Za-z0-9 .,/%+()-]")
+
+_GROWN = ("grew by", "before", "after")
+_SIZES = ("bytes", "limit", "measured", *_GROWN)
 
 
 def markdown(results: Sequence[CheckResult], workspace: Path) -> str:
@@ -71,9 +76,7 @@ def _of_run(result: CheckResult, workspace: Path) -> Iterator[str]:
     yield f"### {'✅' if result.ok else '❌'} {_text(answer(result))}"
     yield ""
     if noteworthy(result):
-        yield from ("| | source | limit | measured | |", "|---|---|--:|--:|---|")
-        yield from map(_limit, noteworthy(result))
-        yield ""
+        yield from _table(("", "source", "limit", "measured", ""), map(_limit, noteworthy(result)))
     for each in explained(result):
         yield from (f"**{_text(each.caption)}**", "")
         if each.is_new:
@@ -82,10 +85,9 @@ def _of_run(result: CheckResult, workspace: Path) -> Iterator[str]:
         yield from (f"- {_text(remark)}", "")
 
 
-def _limit(judged: Judged) -> str:
-    *cells, said = limit_row(judged)
-    said = _text(said) if judged.kept else f"**{_text(said)}**"
-    return f"| {' | '.join(map(_text, cells))} | {said} |"
+def _limit(judged: Judged) -> list[str]:
+    *cells, said = map(_text, limit_row(judged))
+    return [*cells, said if judged.kept else f"**{said}**"]
 
 
 def _places(broken: Broken, workspace: Path) -> Iterator[str]:
@@ -93,50 +95,43 @@ def _places(broken: Broken, workspace: Path) -> Iterator[str]:
     if instants_compared(broken):
         yield from (_text(instants_compared(broken)), "")
     if broken.held:
-        yield from ("| bytes | category | what | line |", "|--:|---|---|---|")
-        yield from _rows(_groups_alive(broken), lambda fold: _row(fold, workspace, [fold.after]))
+        yield from _folds(_groups_alive(broken), ("bytes",), workspace)
     elif not broken.grouped:
-        yield from ("| grew by | before | after | category | module |", "|--:|--:|--:|---|---|")
-        yield from _rows(folded(broken.grew), _module)
+        yield from _folds(folded(broken.grew), _GROWN, None)
     else:
-        head = ("| grew by | before | after | category | what | line |", "|--:|--:|--:|---|---|---|")
         if broken.grew:
-            yield from head
-            yield from _rows(folded(broken.grew), lambda fold: _grown(fold, workspace))
+            yield from _folds(folded(broken.grew), _GROWN, workspace)
         if broken.moved:
             size = sum(change.grown for change in broken.moved)
-            yield from (f"{format_bytes(size)} are {MOVED}:", "", *head)
-            yield from _rows(folded(broken.moved), lambda fold: _grown(fold, workspace))
+            yield from (f"{format_bytes(size)} are {MOVED}:", "")
+            yield from _folds(folded(broken.moved), _GROWN, workspace)
 
 
-def _rows(folds: Sequence[Fold], row: Callable[[Fold], str]) -> Iterator[str]:
-    yield from map(row, folds[:CHANGES])
-    yield ""
+def _folds(folds: Sequence[Fold], sizes: tuple[str, ...], workspace: Path | None) -> Iterator[str]:
+    """The largest of ``folds``; without ``workspace`` those of a summary, which knows modules and no lines."""
+    head = ("category", "module") if workspace is None else ("category", "what", "line")
+    yield from _table((*sizes, *head), (_fold(fold, workspace)[-len(sizes) - len(head) :] for fold in folds[:CHANGES]))
     left = folds[CHANGES:]
     if left:
         yield from (f"… and {len(left)} smaller: {format_bytes(sum(fold.grown for fold in left))}", "")
 
 
+def _fold(fold: Fold, workspace: Path | None) -> list[str]:
+    several = f" ({len(fold.changes)})" if len(fold.changes) > 1 else ""
+    where = [(fold.module or ABSENT) + several] if workspace is None else [what(fold), _line(fold.largest, workspace)]
+    sizes = map(format_bytes, (fold.grown, fold.before, fold.after))
+    return [*sizes, fold.largest.category, *map(_text, where)]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table, and an empty line; sizes, which are the columns of :data:`_SIZES`, stand on the right."""
+    align = ["right" if each in _SIZES else "left" for each in head]
+    yield from (tabulate(list(rows), head, tablefmt="pipe", disable_numparse=True, colalign=align), "")
+
+
 def _groups_alive(broken: Broken) -> tuple[Fold, ...]:
     """The groups that are alive, as changes from nothing."""
     return folded(changes_between((), broken.held))
-
-
-def _grown(fold: Fold, workspace: Path) -> str:
-    return _row(fold, workspace, [fold.grown, fold.before, fold.after])
-
-
-def _row(fold: Fold, workspace: Path, sizes: Sequence[int]) -> str:
-    change = fold.largest
-    cells = [*map(format_bytes, sizes), change.category, _text(what(fold)), _text(_line(change, workspace))]
-    return f"| {' | '.join(cells)} |"
-
-
-def _module(fold: Fold) -> str:
-    """The module of a change in a summary, which knows no lines."""
-    sizes = map(format_bytes, (fold.grown, fold.before, fold.after))
-    several = f" ({len(fold.changes)})" if len(fold.changes) > 1 else ""
-    return f"| {' | '.join(sizes)} | {fold.largest.category} | {_text((fold.module or ABSENT) + several)} |"
 
 
 def _lines(results: Sequence[CheckResult], workspace: Path) -> Iterator[tuple[_Place, str]]:
