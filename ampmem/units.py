@@ -21,15 +21,18 @@ _FACTORS: dict[str, int] = {"": 1, "b": 1} | {
 
 
 def parse_bytes(text: str) -> int:
-    """The bytes in ``24GiB``, ``1.5 MiB``, ``80GB`` (powers of 1000), ``1024``; a fraction of a byte is rounded.
+    """The bytes in ``24GiB``, ``1.5 MiB``, ``80GB`` (powers of 1000), ``1073741824``; a fraction of a byte is rounded.
 
-    Raises ``ValueError`` for any other text, and for more than :data:`MOST_BYTES`.
+    Raises ``ValueError`` for any other text, for more than :data:`MOST_BYTES`, and for a number below 1 MiB without a
+    unit, such as ``20``, by which nobody means bytes.
     """
     size = _SIZE.fullmatch(text.strip())
     factor = None if size is None else _FACTORS.get(size[2].lower())
     found = None if size is None or factor is None else round(Fraction(size[1]) * factor)
     if found is None or found > MOST_BYTES:
         raise ValueError(f"{text!r:.60} is not a size; write bytes as 24GiB, 512MiB or 1073741824")
+    if size is not None and not size[2] and 0 < found < _FACTORS["mib"]:
+        raise ValueError(f"{size[1]} has no unit; write {size[1]}GiB, {size[1]}MiB or {size[1]}B")
     return found
 
 

@@ -53,6 +53,23 @@ SUBCOMMANDS = {
 One whose name is a keyword of Python has a trailing underscore there: ``import_`` of ``ampmem.cli.import_``.
 """
 
+_GROUPS = {
+    "Measure": ("profile", "watch", "top", "compare"),
+    "Predict": ("fit", "model"),
+    "Change": ("advise",),
+    "Continuous integration": ("check", "diff"),
+    "Files": ("show", "report", "import", "export"),
+    "Setup": ("extension", "completion"),
+}
+"""The subcommands by what people want, in the order of ``ampmem --help``."""
+
+_EXAMPLES = """\b
+Examples:
+  ampmem profile train.py                # what this machine's GPU or CPU holds
+  ampmem profile --gpu rtx4090 train.py  # what another GPU would hold
+  ampmem advise --budget 24GiB train.py  # what to change so that it fits
+"""
+
 
 class LazyGroup(click.Group):
     """A click group that imports a subcommand's module only when it is needed."""
@@ -84,8 +101,10 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in ``ampmem --help``, written from :data:`SUBCOMMANDS` so that nothing is imported for it."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(SUBCOMMANDS.items()))
+        widest = max(map(len, SUBCOMMANDS))
+        for title, names in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), SUBCOMMANDS[name]) for name in names])
 
 
 def _meant(word: str) -> str:
@@ -98,7 +117,7 @@ def _meant(word: str) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def group() -> None:
     """Where did my training memory go, and what did mixed precision really change?"""

@@ -132,16 +132,17 @@ def _complete_gpu(_: click.Context, __: click.Parameter, incomplete: str) -> lis
 class _Group:
     """Options that ``--help`` lists together, by parameter name, with an example.
 
-    The first of ``examples`` whose options the command has is shown.
+    The first of ``examples`` whose options the command has is shown. A ``rare`` group is listed by ``--help-all`` only.
     """
 
     title: str
     names: frozenset[str]
     examples: tuple[str, ...]
+    rare: bool
 
 
-def _group(title: str, names: str, *examples: str) -> _Group:
-    return _Group(title=title, names=frozenset(names.split()), examples=examples)
+def _group(title: str, names: str, *examples: str, rare: bool = False) -> _Group:
+    return _Group(title=title, names=frozenset(names.split()), examples=examples, rare=rare)
 
 
 _GROUPS = (
@@ -159,6 +160,7 @@ _GROUPS = (
         "Forced changes",
         " ".join(map("force_{}".format, forced_options())),
         "--gpu h100 --force-checkpoint 'blocks.*'",
+        rare=True,
     ),
     _group("GPU", "device device_option gpu assume", "--gpu h100"),
     _group(
@@ -168,7 +170,7 @@ _GROUPS = (
         "--every 200",
     ),
     _group("Ranks", "nproc_per_node world_size rank", "--nproc-per-node 2", "--gpu h100 --world-size 8 --rank 0"),
-    _group("Files of the script", "files keep_files files_limit", "--gpu h100 --keep-files written"),
+    _group("Files of the script", "files keep_files files_limit", "--gpu h100 --keep-files written", rare=True),
     _group("Output", "output html snapshot quiet as_json schema force", "--html page.html", "--json", "-o run.ampmem"),
 )
 """The groups in the order of ``--help``; options in no group come last."""
@@ -180,8 +182,32 @@ _COLUMN = 24
 """The width of the column of options in ``--help``; the description of a longer option starts on a new line."""
 
 
+_ALL = f"{__name__}.all"
+"""The key in a context's ``meta`` that has ``--help`` list all options."""
+
+
+def _help_all(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 class ScriptCommand(click.Command):
     """A command that runs a script: arguments after the script's name are the script's."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_help_all,
+                help="Show all options and exit.",
+            )
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of ``--help`` in groups, each with an example."""
@@ -190,7 +216,7 @@ class ScriptCommand(click.Command):
         flags = {flag for option in options for flag in option.opts}
         for group in _GROUPS:
             records = [record for name, record in shown if name in group.names]
-            if not records:
+            if not records or (group.rare and _ALL not in ctx.meta):
                 continue
             with formatter.section(group.title):
                 formatter.write_dl(records, col_max=_COLUMN)
@@ -201,6 +227,11 @@ class ScriptCommand(click.Command):
         listed = frozenset[str]().union(*(group.names for group in _GROUPS))
         with formatter.section("Other"):
             formatter.write_dl([record for name, record in shown if name not in listed], col_max=_COLUMN)
+
+        titles = [group.title for group in _GROUPS if group.rare and any(name in group.names for name, _ in shown)]
+        if titles and _ALL not in ctx.meta:
+            formatter.write_paragraph()
+            formatter.write_text(f"More options, with {ctx.command_path} --help-all: {', '.join(titles).lower()}.")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Shell completion of ampmem's options, up to the script's name."""

@@ -108,7 +108,7 @@ def parse_allowance(text: str | int, option: str = "--allow") -> Allowance:
         if len(given) > _LONGEST or "e" in given.lower().removesuffix("b"):
             raise ValueError(given)  # an exponent makes numbers without end
         if given.isdecimal() and not isinstance(text, bool):
-            return Allowance(bytes=parse_bytes(given), text=f"{given} B")
+            return Allowance(bytes=parse_bytes(f"{given}B"), text=f"{given} B")
         if given[-1:].isalpha():  # 0.01 might be meant as a share
             return Allowance(bytes=parse_bytes(given), text=given)
         if not given.endswith("%"):
@@ -131,12 +131,12 @@ def check_key(key: str) -> None:
         raise UsageError(f"{key}: say what to limit in the module, such as {key}.activations")
     if found is None:
         raise UsageError(
-            f"unknown budget {key!r:.100}{nearest(key.lower(), (*KEYS, f'{MODULES}.'))}; "
-            f"choose one of {', '.join(KEYS)} or {MODULES}.NAME.KEY"
+            f"unknown budget {key!r:.100}{nearest(key.lower(), (*KEYS, f'{MODULES}.')) or '.'}"
+            f" There are {', '.join(KEYS)} and {MODULES}.NAME.KEY"
         )
     if found[1] not in OF_MODULE:
-        meant, known = nearest(found[1], OF_MODULE), ", ".join(OF_MODULE)
-        raise UsageError(f"{key}: a module does not have a budget {found[1]!r}{meant}; choose one of {known}")
+        meant, known = nearest(found[1], OF_MODULE) or ".", ", ".join(OF_MODULE)
+        raise UsageError(f"{key}: a module does not have a budget {found[1]!r}{meant} There are {known}")
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -70,8 +70,12 @@ def describe_devices(allocator: AllocatorRecord) -> str:
 
 
 def describe_device(run: Summary | Job) -> str:
-    """The device of a run or of a job's ranks, and what its events are from."""
-    return f"{run.device.name} ({run.device.type}), events from {run.source}"
+    """The device of a run or of a job's ranks, and whether the events are a simulation's or a snapshot's."""
+    source = f", {_SOURCES[run.source]}" if run.source in _SOURCES else ""
+    return f"{run.device.name} ({run.device.type}){source}"
+
+
+_SOURCES = {SourceKind.SIMULATED: "simulated", SourceKind.SNAPSHOT: "from a memory snapshot"}
 
 
 def counted(count: int, what: str) -> str:

@@ -46,20 +46,22 @@ def test_every_subcommand_has_help(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["profile", "compare", "check", "fit"])
-def test_help_groups_the_options_of_commands_that_run_a_script(name: str) -> None:
+def test_help_groups_the_options_of_commands_that_run_a_script(name: str, tmp_path: Path) -> None:
     command = group.get_command(click.Context(group), name)
     assert command is not None
-    text = command.get_help(click.Context(command, info_name=f"ampmem {name}", terminal_width=80))
+    (_, brief, _), (_, text, _) = (ampmem_here(tmp_path, name, option) for option in ("--help", "--help-all"))
+    assert re.search(rf"ampmem {name} --help-all: (forced changes, )?files of the script\.", " ".join(brief.split()))
+    assert "Files of the script:" in text and "Files of the script:" not in brief
     assert max(map(len, text.splitlines())) <= 80
     parts = re.split(r"^(\w[\w ]*):\n", text, flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert set(sections) >= {"Script and precision", "GPU", "Steps", "Ranks", "Output", "Other"}
-    assert "--help" in sections.pop("Other").split()
+    assert {"--help", "--help-all"} <= set(sections.pop("Other").split())
     listed = re.findall(r"^  (-{1,2}[a-z][a-z-]*)", "".join(sections.values()), re.MULTILINE)
     options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
-    assert sorted(listed) == sorted(each.opts[0] for each in options)
+    assert sorted([*listed, "--help-all"]) == sorted(each.opts[0] for each in options)
     for section in sections.values():
-        (example,) = re.findall(r"^  e\.g\. ampmem \w+ (.*)$", section, re.MULTILINE)
+        example = re.split(r"^  e\.g\. ampmem \w+ ", section, flags=re.MULTILINE)[1].partition("\n\n")[0]
         with command.make_context(name, shlex.split(example)) as context:
             assert context.params["script_or_module"] == "train.py"
 

@@ -28,7 +28,7 @@ GIB = 1024**3
         (" activations = 1.5 GiB", "activations", 3 * GIB // 2),
         ("growth=0", "growth", 0),
         ("modules.encoder.layers.0.cast_copies=2B", "modules.encoder.layers.0.cast_copies", 2),
-        ("modules.(model).activations=1", "modules.(model).activations", 1),
+        ("modules.(model).activations=1B", "modules.(model).activations", 1),
     ],
 )
 def test_a_budget_is_a_key_and_a_size(text: str, key: str, limit: int) -> None:
@@ -36,7 +36,7 @@ def test_a_budget_is_a_key_and_a_size(text: str, key: str, limit: int) -> None:
 
 
 def test_the_module_of_a_key() -> None:
-    assert module_in(parse_budget("modules.a.b.gradients=1").key) == ("a.b", "gradients")
+    assert module_in(parse_budget("modules.a.b.gradients=1B").key) == ("a.b", "gradients")
     assert all(module_in(key) is None for key in KEYS)
 
 
@@ -49,13 +49,14 @@ def test_the_module_of_a_key() -> None:
         ("modules.encoder.activation=1", "a module does not have a budget 'activation'; did you mean 'activations'?"),
         ("peak", "'peak' is not a budget; write KEY=SIZE"),
         ("peak=much", "peak: 'much' is not a size"),
+        ("peak=20", "peak: 20 has no unit; write 20GiB, 20MiB or 20B"),
         ("peak=-1", "peak: '-1' is not a size"),
         ("peak=", "peak: '' is not a size"),
         (f"peak={'9' * 5000}", f"peak: '{'9' * 59} is not a size"),
         (f"peak={'9' * 400}GiB", f"peak: '{'9' * 59} is not a size"),
         ("peak=5000PiB", "peak: '5000PiB' is not a size"),
         ("k" * 10_000, f"'{'k' * 59} is not a budget"),
-        (f"{'k' * 10_000}=1", f"unknown budget '{'k' * 99};"),
+        (f"{'k' * 10_000}=1", f"unknown budget '{'k' * 99}. There are peak, "),
     ],
 )
 def test_what_is_no_budget_is_said_with_the_nearest(text: str, said: str) -> None:
