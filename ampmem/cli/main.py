@@ -45,6 +45,7 @@ SUBCOMMANDS = {
     "model": "Compare the published formulas of static memory.",
     "import": "Convert a PyTorch memory snapshot into a recording.",
     "export": "Write a recording in a format that other tools read.",
+    "docs": "Print the documentation: a page, a finding, a heading.",
     "extension": "Compile a C++ extension that makes recording cheaper.",
     "completion": "Print a script that makes a shell complete ampmem's commands and options.",
 }
@@ -59,7 +60,7 @@ _GROUPS = {
     "Change": ("advise",),
     "Continuous integration": ("check", "diff"),
     "Files": ("show", "report", "import", "export"),
-    "Setup": ("extension", "completion"),
+    "Help": ("docs", "extension", "completion"),
 }
 """The subcommands by what people want, in the order of ``ampmem --help``."""
 

@@ -492,6 +492,7 @@ WITHOUT_MEANING: Mapping[tuple[str, str], str] = {
     ("watch", "two ranks"): "watch runs in each process that a launcher starts, and starts none",
     **{("top", way): "it shows what watch has left, a file of one form in every way" for way in WAYS},
     **{("extension", way): "it compiles a file for every later recording" for way in WAYS if way != "cpu"},
+    **{("docs", way): "it prints text and runs no script" for way in WAYS if way != "cpu"},
     **{("completion", way): "it prints text for a shell and runs no script" for way in WAYS if way != "cpu"},
 }
 """The combinations that are not tried, and why."""
@@ -505,7 +506,7 @@ LEFT_OUT = OF_THE_DOCUMENTS | set(WITHOUT_MEANING)
 
 
 def test_each_subcommand_is_tried_in_each_way_that_has_a_meaning() -> None:
-    assert {"profile", *RUNS, *READS, "top", "extension", "completion"} == set(SUBCOMMANDS)
+    assert {"profile", *RUNS, *READS, "top", "docs", "extension", "completion"} == set(SUBCOMMANDS)
     assert all(name in SUBCOMMANDS and way in WAYS for name, way in LEFT_OUT)
     assert {way_of(command) for _, command in RECORDED.values()} == set(WAYS)
     assert {way_of(line) for line in BARE if line.startswith("ampmem profile")} == set(WAYS)
@@ -569,6 +570,10 @@ def test_recordings(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(cold: Cold, tmp_path: Path, shell: str) -> None:
     assert "_AMPMEM_COMPLETE" in run(cold, tmp_path, f"ampmem completion {shell}")
+
+
+def test_docs(cold: Cold, tmp_path: Path) -> None:
+    assert "peak" in run(cold, tmp_path, "ampmem docs outputs-kept")
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")

@@ -342,12 +342,12 @@ def render_labelled(
 
     ``evidence`` adds the evidence for each.
     """
-    texts = [
-        "\n".join(_finding(finding, labels, layout, evidence=evidence))
-        for finding, labels in found
-        if finding.code != _SAID
-    ]
-    return "\n".join([layout.strong(title), "\n\n".join(texts)]) if texts else ""
+    told = [each for each in found if each[0].code != _SAID]
+    if not told:
+        return ""
+    texts = ("\n".join(_finding(finding, labels, layout, evidence=evidence)) for finding, labels in told)
+    heading = layout.heading(f"{title} (ampmem docs {told[0][0].code} says more)")
+    return "\n".join([heading, "\n\n".join(texts)])
 
 
 def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidence: bool) -> list[str]:

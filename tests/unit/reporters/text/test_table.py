@@ -211,7 +211,7 @@ def test_what_to_change_is_said_once_where_memory_ran_out() -> None:
     _, below = render(summary, []).split("\n\n", 1)  # the verdict names the largest saving
     assert " ".join(below.split()).count("right after optimizer.step()") == 1
     with_evidence = render(summary, [], details=frozenset({Detail.EVIDENCE}))
-    assert "gradients-through-forward" in with_evidence.split("\nfindings\n")[1]
+    assert "gradients-through-forward" in with_evidence.split("\nfindings (")[1]
 
 
 def test_a_model_that_is_explained_says_so_once_and_of_no_row() -> None:
