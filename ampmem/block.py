@@ -305,6 +305,10 @@ class Profile(Shown):
             return f"recording, {steps} so far"
         return f"{steps} recorded in {sized(self.path)}" if self._failure is None else str(self._failure)
 
+    def __str__(self) -> str:
+        """The tables that ``ampmem show`` prints; one line as long as nothing is recorded."""
+        return str(self._repr_mimebundle_()["text/plain"])
+
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
         """The summary in several formats; only the line as long as there is none."""
         try:

@@ -17,6 +17,7 @@ from ampmem import output as shown
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
 from ampmem.errors import UsageError
+from ampmem.reporters.text.table import render
 from ampmem.units import format_bytes
 
 ELEMENTS = {"div", "table", "caption", "thead", "tbody", "tr", "th", "td", "span", "b"}
@@ -76,12 +77,14 @@ def test_values_are_equal_and_pickled_as_before() -> None:
 def test_a_profile_says_how_far_it_has_got(tmp_path: Path) -> None:
     prof = ampmem.profile()
     assert repr(prof) == "<Profile: not started>"
-    assert prof._repr_mimebundle_() == {"text/plain": "<Profile: not started>"}
+    assert prof._repr_mimebundle_() == {"text/plain": "<Profile: not started>"} == {"text/plain": str(prof)}
     with pytest.raises(UsageError):
         prof.step()
     there = ampmem.profile(output=save(tmp_path / "a.ampmem", small_run().recording()))
     assert repr(there).startswith(f"<Profile: the recording {tmp_path / 'a.ampmem'}, ")
     assert there._repr_mimebundle_() == ampmem.load(tmp_path / "a.ampmem")._repr_mimebundle_()
+    recording = small_run().recording()
+    assert str(there) == render(summarize(recording), recording.remarks, title=recording.run.script)
 
 
 def test_tables_are_text_and_html_of_the_same() -> None:
