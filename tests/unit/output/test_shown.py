@@ -84,7 +84,7 @@ def test_a_profile_says_how_far_it_has_got(tmp_path: Path) -> None:
     assert repr(there).startswith(f"<Profile: the recording {tmp_path / 'a.ampmem'}, ")
     assert there._repr_mimebundle_() == ampmem.load(tmp_path / "a.ampmem")._repr_mimebundle_()
     recording = small_run().recording()
-    assert str(there) == render(summarize(recording), recording.remarks, title=recording.run.script)
+    assert str(there) == render(summarize(recording), recording.remarks, title="train.py --epochs 1")
 
 
 def test_tables_are_text_and_html_of_the_same() -> None:
