@@ -77,7 +77,7 @@ class SimulatedDevice:
         self.allocator = DeviceCachingAllocator(
             settings, total_memory=gpu.total_memory, outside=gpu.context.least, oldest_first=_OLDEST_FIRST
         )
-        self.order = StreamOrder(self.allocator.recorded_events)
+        self.order = StreamOrder(lambda stream: self.allocator.streams.recorded.get(stream, 0))
         self._environment = environment
         self.in_force = ("", "")
         """What set the allocator (a variable or a function of torch), and its value; both empty if nothing did."""

@@ -421,7 +421,7 @@ class SimulatedMode(SharedFakeTensorMode):
         if not (self._inside or functions):
             self._give_memory(func, args, kwargs, result)
             self.work.add(func, args, kwargs, result)
-            self.additions.after(func, result)
+            self.additions.note_result(func, result)
             self._note_values(func, *given, result)
         return result
 

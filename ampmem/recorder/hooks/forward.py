@@ -222,7 +222,7 @@ class ForwardMode(private.TorchDispatchMode):
         finally:
             log.running_op = 0
         log.op(start, name, self.stacks.capture())
-        self._additions.after(func, result)
+        self._additions.note_result(func, result)
         if reads:
             self._after(func, name, args, result, makes_storage)
         return result

@@ -148,7 +148,7 @@ class Highest:
             self._allocator.complete_events()
             return
         for stream, events in until.items():
-            self._allocator.complete_events_until(stream, events)
+            self._allocator.streams.complete_until(stream, events)
 
     def assume(self, what: str, most: int, asker: object) -> None:
         """Allocate at most ``most`` bytes for ``asker``, and free them at once.
