@@ -94,6 +94,7 @@ class _Machine:
         self._limit = min(_FREE_BYTES + _BYTES_PER_BYTE * len(data), _MAX_HELD_BYTES)
 
     def run(self) -> Plain:
+        """The value that the pickle builds. Raises :class:`Refused`."""
         if len(self._data) < 2 or self._data[0] != _PROTO:
             raise Refused("it is not a pickle of protocol 2 or newer")
         if self._data[1] not in _PROTOCOLS:

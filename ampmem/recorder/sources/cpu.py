@@ -8,12 +8,11 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from ampmem.patching import Undo, added
+from ampmem.patching import Undo, added, undone_together
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.sources import extension
@@ -105,16 +104,15 @@ class ProfilerSource(Source):
         """Switch the profiler off in a forked child."""
         self._observer.abandon()
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Count all threads, and keep the script's ``record_function`` scopes out; returns the undo."""
-        with ExitStack() as undo:
-            restore, problem = count_all_threads()
-            undo.callback(restore)
-            if problem is not None:
-                self._notes = [NOT_COUNTED.format(why=problem)]
-            if isinstance(self._observer, Window):
-                undo.callback(install())
-            return undo.pop_all().close
+        restore, problem = count_all_threads()
+        yield restore
+        if problem is not None:
+            self._notes = [NOT_COUNTED.format(why=problem)]
+        if isinstance(self._observer, Window):
+            yield install()
 
     def blocks(self) -> AliveBlocks:
         """The live blocks after the last event."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
 
-from ampmem.patching import Undo, replace_all
+from ampmem.patching import Undo, replace_all, undone_together
 
 _get, _set = sys.getrecursionlimit, sys.setrecursionlimit
 
@@ -17,7 +17,8 @@ _at_start = 0
 """The limit before the script."""
 
 
-def install(frames: int) -> Undo:
+@undone_together
+def install(frames: int) -> Iterator[Undo]:
     """Raise the limit by the depth of the caller plus ``frames``, the number of calls down to the script.
 
     The script reads and sets its own limit as before, without what was added.
@@ -26,10 +27,8 @@ def install(frames: int) -> Undo:
     _at_start = _get()
     _on_top = _depth() - 1 + frames  # without the frame of this function
     _set(_at_start + _on_top)
-    with ExitStack() as undo:
-        undo.callback(_uninstall)
-        undo.callback(replace_all((sys,), {each.__name__: each for each in (getrecursionlimit, setrecursionlimit)}))
-        return undo.pop_all().close
+    yield _uninstall
+    yield replace_all((sys,), {each.__name__: each for each in (getrecursionlimit, setrecursionlimit)})
 
 
 def _uninstall() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import time_ns
 from typing import Any
@@ -32,6 +32,7 @@ from ampmem.allocator.snapshot import ALLOC, FREE_REQUESTED
 from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
+from ampmem.patching import Undo, undone_together
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.live import collection_paused
@@ -227,13 +228,12 @@ class CudaSource(Source):
         """Set ``locate``, which says where memory ran out; everything else is in the trace."""
         self._oom.locate = locate
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Keep the script's scopes out of the profile that names nodes, and follow graph captures; returns the undo."""
-        with ExitStack() as undo:
-            undo.callback(self._api.follow_captures())
-            if self._extension is None:
-                undo.callback(install())
-            return undo.pop_all().close
+        yield self._api.follow_captures()
+        if self._extension is None:
+            yield install()
 
     def start(self, baseline: Mapping[int, int]) -> None:
         """Begin, or wait for the script to initialize CUDA. The first snapshot has what is alive."""
