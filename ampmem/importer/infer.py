@@ -193,7 +193,7 @@ def _copies_of_each(trace: BlockTrace, candidates: Sequence[_Candidates]) -> int
 
 
 def _without_evidence(trace: BlockTrace, standing: Mapping[int, Sequence[int]]) -> Inferred:
-    """The parameters of a trace without gradients and casts: all permanent blocks if it has forwards and no backward."""
+    """The parameters of a trace without gradients and casts: all permanent blocks, if it has only forwards."""
     phases = set(trace.course.phase)
     if Phase.FORWARD not in phases or Phase.BACKWARD in phases or not any(standing.values()):
         return Inferred(parameters=(), states=(), notes=(_INDISTINCT,))

@@ -349,7 +349,7 @@ _WORK: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 class BlockTrace:
-    """The allocations of a trace, with the stack, phase and step of each birth and death, for the rules of ``infer``."""
+    """The allocations of a trace, with the stack, phase and step of each birth and death: ``infer`` asks for them."""
 
     def __init__(self, replay: TracedBlocks, readings: Sequence[StackReading], course: Course) -> None:
         self.allocations = replay.allocations

@@ -380,7 +380,7 @@ def _error_text(error: Exception) -> str:
 
 
 def check_whole(database: Database, header: Mapping[str, Mapping[str, object]]) -> None:
-    """Raise ``ValueError`` if a table has another number of rows than the last transaction left, where that is known."""
+    """Raise ``ValueError`` if a table has not as many rows as the last transaction has noted, if it has noted them."""
     written, tables = header.get(ROWS), database.rows_read.keys() - set(UNCOUNTED)
     if written is not None and any(database.rows_read[table] != written.get(table, 0) for table in tables):
         raise ValueError(_TORN)

@@ -30,7 +30,7 @@ def install_skimming(
     begun: Callable[[nn.Module, tuple[Any, ...]], None],
     look: Callable[[], object] | None = None,
 ) -> Iterator[Undo]:
-    """Register the hooks; returns their undo.
+    """Register hooks on outermost modules, for the time in which nothing is recorded (yet); returns the undo.
 
     ``begun`` gets the module with which the recording begins; ``look`` is called after each module that runs.
     """
@@ -57,15 +57,14 @@ def install_skimming(
             listener.skimmed_over()
 
     yield hook(on_module_before, before)
-    handle = on_module_after(after, always_call=True)
-    yield added("torch.nn.modules.module", "register_module_forward_hook", handle.remove)
+    yield hook(on_module_after, after, always_call=True)
 
 
 _RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)
 
 
 class Calls:
-    """Watches every Python call on the recorded thread for a function, which may not exist yet when watching starts."""
+    """Watches the returns of the function named by ``--step-on``, which may not exist yet, on the recorded thread."""
 
     def __init__(self, marker: Marker, listener: Listener) -> None:
         self._marker = marker

@@ -238,6 +238,7 @@ class ForwardMode(private.TorchDispatchMode):
             return func
 
     def _before(self, func: Any, args: Any) -> tuple[int, bool, bool]:
+        """Log what was saved and which casts ``func`` reads; returns what :meth:`_new_op` returns for ``func``."""
         try:
             with private.without_functions():
                 self.saved.read()
@@ -380,9 +381,9 @@ class ForwardObserver:
         self._pop_mode = added("dispatch modes", "ForwardMode", leave)
 
     def _starts_in_cpp(self) -> bool:
-        """Start the C++ extension, unless only the mode can see all that is to come; whether it runs."""
+        """Start the C++ extension, unless only the mode sees every op; returns whether the extension runs."""
         ops = self._ops
-        if ops is None or self._log.stamps_ops() or not self._log.on_own_thread or ops.fails or private.compiles():
+        if ops is None or self._log.stamps_ops() or not self._log.on_own_thread or ops.needs_mode or private.compiles():
             return False
         if not self._mode.casts.of_plain_models() or not ops.start():
             return False

@@ -83,7 +83,7 @@ class OptimizerHooks:
         self._states: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
         """What each step logs anew, by the ``id`` of the optimizer."""
         self._told = Optimizers(died=lambda _: None)
-        """The optimizers that the listener was told of."""
+        """The optimizers that were reported to the listener."""
         self._idle: set[str] = set()
         """Names of the parameters of optimizers that made no update."""
 
@@ -97,7 +97,7 @@ class OptimizerHooks:
         yield patch_call(*private.OPTIMIZER_INIT, self._wrap_init)
 
     def records(self) -> list[OptimizerRecord]:
-        """Optimizers that made an update or whose update a GradScaler skipped, then those that made none."""
+        """The optimizers whose ``step`` ran, or was skipped by a GradScaler; then those that had made no update."""
         return [*self._records.values(), *self._waiting]
 
     def assign(self, record: ParameterRecord) -> ParameterRecord:
@@ -177,7 +177,7 @@ class OptimizerHooks:
             self._tell(optimizer)
 
     def _note_others(self, optimizer: Optimizer) -> None:
-        """Log the state of optimizers whose ``step`` is never called: SAM's have two methods of other names."""
+        """Log the state of optimizers whose ``step`` is never called: SAM has ``first_step`` and ``second_step``."""
         self._made = [made for made in self._made if made() is not None]
         for reference in self._made:
             other = reference()
@@ -190,7 +190,7 @@ class OptimizerHooks:
         self._listener.updated(id(optimizer), skipped=skipped)
 
     def note_gradients(self, optimizer: Optimizer) -> None:
-        """Log the gradients that ``optimizer`` is about to use, including those of master copies."""
+        """Log the gradients of the parameters, or master copies, that ``optimizer`` is about to update."""
         known = not self._wider and not self._renamed()
         self._gradients[id(optimizer)].log(
             self._models.version,

@@ -67,7 +67,7 @@ class Stacks:
         return self._number(stack)
 
     def entered(self, frame: FrameType) -> int:
-        """Note that ``frame`` runs a module until :meth:`left`: its callers stay the same for so long.
+        """Note that ``frame`` runs a module until :meth:`left`; its callers stay the same until then.
 
         Returns the argument for :meth:`left`.
         """
@@ -93,7 +93,7 @@ class Stacks:
         return known if known is not None else self._add_stack(stack)
 
     def _above(self, frame: FrameType | None) -> tuple[int, ...]:
-        """Code and instruction of ``frame`` and all its callers."""
+        """``id`` of the code and instruction offset of ``frame`` and of all its callers, in turns."""
         calls, callers = self._calls, self._callers
         key: list[int] = []
         asked: list[tuple[list[tuple[int, ...]], int]] = []

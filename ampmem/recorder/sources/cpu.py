@@ -42,10 +42,10 @@ def count_all_threads() -> tuple[Undo, str | None]:
     """
     # At this log level torch would print a line for each allocation.
     if os.environ.get("TORCH_CPP_LOG_LEVEL", "").upper() in ("INFO", "0"):
-        return _nothing, "TORCH_CPP_LOG_LEVEL is INFO"
+        return lambda: None, "TORCH_CPP_LOG_LEVEL is INFO"
     flag = torch_flag(FLAG, ctypes.c_bool)
     if flag is None:
-        return _nothing, f"this torch ({torch.__version__}) does not export {FLAG}"
+        return lambda: None, f"this torch ({torch.__version__}) does not export {FLAG}"
     # A global variable of libc10, which the allocator reads at each allocation.
     with counting_begins():
         before, flag.value = flag.value, True
@@ -54,10 +54,6 @@ def count_all_threads() -> tuple[Undo, str | None]:
         flag.value = before
 
     return added("libc10", FLAG, restore), None
-
-
-def _nothing() -> None:
-    """An undo that does nothing."""
 
 
 class ProfilerSource(Source):

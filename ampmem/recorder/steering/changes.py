@@ -79,7 +79,7 @@ class ForcedChanges:
 
 
 class _Forwards(ForcedChange):
-    """Runs the forward of chosen modules in another way.
+    """Base of the changes that run the forward of chosen modules in another way.
 
     A module's name is its name in ``named_modules()`` of the outermost module that runs. The forwards of the modules'
     classes are replaced, not those of the modules, so a copy of a model has nothing of ampmem's.
@@ -167,7 +167,7 @@ class _Forwards(ForcedChange):
         return run
 
     def _run_compiled(self, called: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the ``forward``, ``called`` so, of ``module``, chosen or not, in compiled code: dynamo traces this."""
+        """Run ``forward``, whose qualified name is ``called``, in compiled code: dynamo traces this method."""
         return forward(module, *args, **kwargs)
 
     @called_when_traced
@@ -336,7 +336,7 @@ def _not_in_python(module: nn.Module) -> str | None:
 
 
 def _replaced(module: nn.Module) -> str | None:
-    """Why no other forward of its class would run; ``None`` if one would."""
+    """Why the forward of the class of ``module`` does not run; ``None`` if it does."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule, whose forward is not Python code"
     if "forward" in vars(module):
@@ -437,7 +437,7 @@ class _Implementation(ForcedChange):
 
 
 def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
-    """Why the script's choice of implementation stays; ``None`` if it has made none."""
+    """Why the option cannot be forced on ``optimizer``, made with the arguments ``chosen``; ``None`` if it can."""
     name = type(optimizer).__name__
     if option not in chosen:
         return f"{name} has no {option} implementation"
@@ -461,14 +461,13 @@ class _ChunkedLoss(ForcedChange):
         self._count = count
         self._installed = self._known = False
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         place: Place = (functional, "cross_entropy")  # nn.CrossEntropyLoss calls it through this module, too
-        with ExitStack() as undo:
-            undo.callback(setattr, self, "_installed", False)
-            undo.callback(patch(*COMPILE, self._wrap_compile))
-            undo.callback(patch(*place, self._wrap))
-            self._installed = True  # code that imported the function keeps ours after the end
-            return undo.pop_all().close
+        yield functools.partial(setattr, self, "_installed", False)
+        yield patch(*COMPILE, self._wrap_compile)
+        yield patch(*place, self._wrap)
+        self._installed = True  # code that imported the function keeps ours after the end
 
     def _why_not_done(self) -> str:
         return "the script did not call F.cross_entropy with gradients on"
@@ -670,4 +669,4 @@ HOOKS: Mapping[str, Hook] = {
     "free_gradients": lambda option, _, note: _FreedGradients(option, note),
     "batch_size": _BatchSize,
 }
-"""What forces each change, by its field; a precision and settings of the environment need no hook."""
+"""The class that forces each change, by its field in :class:`Forced`; settings of the environment need none."""

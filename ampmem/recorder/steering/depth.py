@@ -10,11 +10,11 @@ from ampmem.patching import Undo, replace_all, undone_together
 _get, _set = sys.getrecursionlimit, sys.setrecursionlimit
 
 _on_top: int | None = None
-"""Difference between Python's limit and the script's, while a script runs."""
+"""Python's limit minus the script's, while a script runs."""
 _room = 0
-"""The part of it for a forward that runs now."""
+"""The part of ``_on_top`` for the forward that runs now."""
 _at_start = 0
-"""The limit before the script."""
+"""Python's limit before the script."""
 
 
 @undone_together
@@ -33,7 +33,7 @@ def install(frames: int) -> Iterator[Undo]:
 
 def _uninstall() -> None:
     global _on_top, _room
-    limit = _script_limit()
+    limit = getrecursionlimit()
     _on_top, _room = None, 0
     _set(max(limit, _at_start))  # the rest must not fail with RecursionError
 
@@ -42,7 +42,7 @@ def make_room() -> None:
     """Raise the limit for a forward: with hooks torch makes one more call per module, and the hooks need some."""
     global _on_top, _room
     if _on_top is not None and _room == 0:
-        limit = _script_limit()
+        limit = getrecursionlimit()
         _room = limit // 3 + 100  # without hooks torch makes at least three calls per module
         _on_top += _room
         _set(limit + _on_top)
@@ -59,13 +59,9 @@ def take_room() -> None:
         _on_top, _room = _on_top - _room, 0
 
 
-def _script_limit() -> int:
-    return _get() - (_on_top or 0)
-
-
 def getrecursionlimit() -> int:
     """The limit that the script sees."""
-    return _script_limit()
+    return _get() - (_on_top or 0)
 
 
 def setrecursionlimit(limit: int, /) -> None:

@@ -270,7 +270,7 @@ def compiled_code() -> Place | None:
 
 
 _BACKENDS = "cached_backends"
-"""What was given to torch.compile, and ``None`` or ``False`` for code that is never compiled."""
+"""Dynamo's dictionary of the backends given to torch.compile; ``None`` and ``False`` stand for uncompiled code."""
 
 
 def compiles() -> bool:
@@ -305,10 +305,10 @@ SAMPLER = attribute(
 # -- the CPU profiler -------------------------------------------------------------------------------
 
 enable_profiler: Callable[..., None] = needed(
-    "torch._C._autograd", "_enable_profiler", ("to start a window of the profiler")
+    "torch._C._autograd", "_enable_profiler", "to start a window of the profiler"
 )
 disable_profiler: Callable[[], Any] = needed(
-    "torch._C._autograd", "_disable_profiler", ("to end a window of the profiler")
+    "torch._C._autograd", "_disable_profiler", "to end a window of the profiler"
 )
 prepare_profiler: Callable[..., None] = needed("torch._C._autograd", "_prepare_profiler", "to set kineto up")
 profiler_enabled: Callable[[], bool] = needed(
@@ -332,7 +332,7 @@ OP_FIELDS: Any = needed(
     "torch._C._profiler", "_ExtraFields_TorchOp", "to distinguish nodes and markers from CUDA runtime calls"
 )
 ALLOCATION: Any = needed(
-    "torch._C._profiler", "_ExtraFields_Allocation", ("to distinguish allocations and frees from nodes")
+    "torch._C._profiler", "_ExtraFields_Allocation", "to distinguish allocations and frees from nodes"
 )
 for _owner, _names in {
     "torch._C._autograd._ProfilerResult": ("experimental_event_tree",),
@@ -581,16 +581,12 @@ def running_steps() -> Counter[int]:
     return running
 
 
-def _patching() -> object:
-    return SimpleNamespace(**dict.fromkeys(Optimizer._patch_step_function.__code__.co_names))
-
-
 _HOOKED = attribute(
     "torch.optim.Optimizer._patch_step_function",
     "hooked",
     "to know which of torch's optimizer classes have instances, so that ampmem searches only for these",
     without="a recording takes a little longer to start",
-    example=_patching,
+    example=lambda: SimpleNamespace(**dict.fromkeys(Optimizer._patch_step_function.__code__.co_names)),
 )
 
 
@@ -605,7 +601,7 @@ def never_made(kind: type[Optimizer]) -> bool:
 
 
 def _is_of_torch(function: object) -> bool:
-    """Whether its code and the code that it wraps are torch's: a replacement may have copied the name."""
+    """Whether the code of ``function`` and of all that it wraps is torch's: a replacement may copy the name."""
     while type(function) is FunctionType and function.__code__.co_filename.startswith(_FOLDER):
         if not hasattr(function, "__wrapped__"):
             return True

@@ -79,7 +79,7 @@ class TorchCuda:
     settings_in_force = staticmethod(torch_private.settings_in_force)
     set_settings = staticmethod(torch_private.set_settings)
     caches = staticmethod(torch_private.allocator_is_on)
-    """The history has no allocations that pass the caching allocator."""
+    """Whether the caching allocator is in use; if not, allocations are missing in the history."""
     metadata_setter = staticmethod(torch_private.metadata_setter)
 
     def history_is_on(self) -> bool:

@@ -164,7 +164,7 @@ class CudaSource(Source):
     ) -> None:
         extension = self._extension = find()
         self._tracker = tracker_of(extension) if api is None else tracker
-        """Used if the extension has it. Then nothing is read from the allocator's history but stacks and failures."""
+        """The extension's tracker, if any: then only stacks and failures are read from the allocator's history."""
         self._api = TorchCuda() if api is None else api
         self._stacks = stacks
         self._synchronize = synchronize
@@ -304,7 +304,7 @@ class CudaSource(Source):
         return self._drain_trace(go_on=True)
 
     def blocks(self) -> AliveBlocks:
-        """The live blocks after the last event. Of the workspaces of cuBLAS alone this source knows what they are."""
+        """The live blocks after the last event; ``seen`` are the workspaces of cuBLAS."""
         alive = self._history.alive()
         total = sum(alive.values())
         known = frozenset() if self._extension is None else frozenset(self._extension.workspaces() & alive.keys())
@@ -514,7 +514,7 @@ class CudaSource(Source):
         return self._raw(settled, nodes, seen)
 
     def _tracked_part(self, tracker: Tracker, device: int, since_ns: int, *, go_on: bool) -> RawEvents:
-        """The same events, from the tracker's rows."""
+        """The events since the trace was last emptied, from the tracker's rows."""
         table, lost, stats = tracker.take_counted(device)
         self._take_rows((table, lost), device)
         if stats is not None:
@@ -621,7 +621,7 @@ class CudaSource(Source):
             self._note("this torch cannot tag allocator events: ops are matched to them by time alone")
 
     def _note_tracked(self, device: int, table: Table) -> None:
-        """Note the same of the tracker's rows; settings and all else are in the last snapshot."""
+        """Note streams, pools and expandable segments of the tracker's rows; the settings are in the last snapshot."""
         for extent in self._history.extents:
             self._expandable |= extent.expandable
             self._streams.add(extent.stream)
