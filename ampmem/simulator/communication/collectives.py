@@ -109,7 +109,7 @@ def _new_group(
 
 
 def _get_backend(named: _Names, original: Callable[..., str], group: Any = None) -> str:
-    """The backend that the script asked for: it may decide by it."""
+    """``dist.get_backend``: the backend that the script asked for, as its code may depend on it."""
     found = original(group)
     name = named.get(group or dist.group.WORLD, "nccl")
     return dist.Backend("nccl" if "nccl" in name else name) if found == private.FAKE else found
@@ -149,7 +149,7 @@ _RETURN_WORK = (
 _GATHERS = (*private.ALL_GATHERS, c10d.gather_.default)
 """Collectives that bring this rank's own data from each peer."""
 _LEAVE = (c10d.send.default, c10d.barrier.default, c10d.broadcast_.default)
-"""Collectives that write nothing; what all others bring is unknown.
+"""Collectives that write no unknown values; what all others write is unknown.
 
 A script's broadcast to a receiving rank is unknown, too, but that is handled in Python, because C++ broadcasts what DDP
 computes alike on each rank.
@@ -208,6 +208,7 @@ class Collectives:
         yield replace_all((dist.ProcessGroup,), {"broadcast": broadcast})
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the collective ``func`` of ``c10d``."""
         # Tensors on the CPU are real: torch's fake backend copies them. A barrier has no tensors to tell by.
         if func is not c10d.barrier.default and not any(isinstance(tensor, FakeTensor) for tensor in _tensors(args)):
             return func(*args, **kwargs)
@@ -284,7 +285,7 @@ class Collectives:
 
     def _known_copy(self, tensor: Any) -> Tensor | None:
         """A copy of the known values of ``tensor`` on the device, which the op makes unknown."""
-        known = self._mode.known.of(tensor) if isinstance(tensor, FakeTensor) else None
+        known = self._mode.known.values_of(tensor) if isinstance(tensor, FakeTensor) else None
         return None if known is None else known.clone()
 
     def _sum_up(self, tensor: Tensor, known: Tensor | None, op: Any, group: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -336,13 +335,14 @@ def _asks_first(original: Callable[..., Any], hear: Callable[[Any, int], Any]) -
     return shape_inference
 
 
-def stages_vote(note: Callable[[Tensor, int], None]) -> Callable[[], None]:
+@undone_together
+def stages_vote(note: Callable[[Tensor, int], None]) -> Iterator[Undo]:
     """Call ``note`` with the result when stages vote whether shapes must be computed; returns the undo.
 
     Other ranks are assumed to vote like this one. From 2.12 to 2.14.
     """
     if "_warmup_forward_vote" not in vars(PipelineStage):
-        return lambda: None
+        return
 
     def forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def vote(stage: Any, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
@@ -361,10 +361,8 @@ def stages_vote(note: Callable[[Tensor, int], None]) -> Callable[[], None]:
 
         return result
 
-    with ExitStack() as undo:
-        undo.callback(patch(PipelineStage, "_warmup_forward_vote", forward))
-        undo.callback(patch(PipelineStage, "_warmup_backward_result", backward))
-        return undo.pop_all().close
+    yield patch(PipelineStage, "_warmup_forward_vote", forward)
+    yield patch(PipelineStage, "_warmup_backward_result", backward)
 
 
 def _vote(stage: Any, has_backward: bool) -> int:

@@ -67,7 +67,7 @@ The two that are searched for are the first and the third in 2.13.
 
 
 class _Stack:
-    """A list that each thread has for itself, as an attribute of an object; torch assigns an empty one at the start."""
+    """A descriptor for a list of which each thread has its own; torch assigns an empty one at the start."""
 
     def __set_name__(self, kind: type, name: str) -> None:
         self._name = name
@@ -468,7 +468,7 @@ SAFETENSORS_ARRAYS = ("_to_ndarray", "_tobytes")
 
 
 def names_of_safetensors(module: Any) -> dict[torch.dtype, str]:
-    """What safetensors' files call each dtype."""
+    """The name of each dtype in safetensors' files."""
     return {dtype: name for name, dtype in module._TYPES.items()}
 
 

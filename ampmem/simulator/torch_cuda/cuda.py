@@ -96,6 +96,9 @@ def _actions() -> dict[str, Any]:
     }
 
 
+_RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
+
+
 def _memory(device: SimulatedDevice) -> dict[str, Any]:
     allocator = device.allocator
     counters = allocator.counters
@@ -135,14 +138,10 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
     return {
         "memory_allocated": lambda device=None: counters.allocated,
         "max_memory_allocated": lambda device=None: counters.allocated_peak,
-        "memory_reserved": lambda device=None: counters.reserved,
-        "max_memory_reserved": lambda device=None: counters.reserved_peak,
-        "memory_cached": lambda device=None: counters.reserved,
-        "max_memory_cached": lambda device=None: counters.reserved_peak,
+        **dict.fromkeys(("memory_reserved", "memory_cached"), lambda device=None: counters.reserved),
+        **dict.fromkeys(("max_memory_reserved", "max_memory_cached"), lambda device=None: counters.reserved_peak),
         "memory_stats": lambda device=None: counters.memory_stats(),
-        "reset_peak_memory_stats": lambda device=None: counters.reset_peaks(),
-        "reset_max_memory_allocated": lambda device=None: counters.reset_peaks(),
-        "reset_max_memory_cached": lambda device=None: counters.reset_peaks(),
+        **dict.fromkeys(_RESETS, lambda device=None: counters.reset_peaks()),
         "reset_accumulated_memory_stats": lambda device=None: None,
         "empty_cache": device.empty_cache,
         "mem_get_info": mem_get_info,

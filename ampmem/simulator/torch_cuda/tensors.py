@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 @undone_together
 def install(mode: SimulatedMode) -> Iterator[Undo]:
-    """Install all of it; returns the undo."""
+    """Install everything in this module; returns the undo."""
 
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
         mode.device_model.record_stream(tensor.untyped_storage(), stream.stream_id)
@@ -130,7 +130,7 @@ def _one_hot(original: Any, tensor: torch.Tensor, num_classes: int = -1) -> Any:
 def _lengths(mode: SimulatedMode, lengths: torch.Tensor, batch: int, most: int) -> list[int]:
     if not isinstance(lengths, FakeTensor):
         return [int(length) for length in lengths.reshape(-1).tolist()]
-    known = mode.known.of(lengths)
+    known = mode.known.values_of(lengths)
     return [most] * batch if known is None else [int(length) for length in known.reshape(-1).tolist()]
 
 
@@ -148,7 +148,7 @@ def _copy(tensor: FakeTensor) -> torch.Tensor:
 
 
 def _data() -> property:
-    """``tensor.data = other``: under FSDP a tensor moves so to the device and back, and has to become fake."""
+    """The property ``data``, which can be set to a tensor on the other device: so FSDP moves tensors there and back."""
     original: Any = torch.Tensor.data
 
     def give(tensor: torch.Tensor, data: torch.Tensor) -> None:
@@ -165,15 +165,15 @@ def _data() -> property:
         kind = type(tensor)
         torch.utils.swap_tensors(tensor, other)
         if kind not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
-            _remain(tensor, kind, vars(other))
+            _keep_class(tensor, kind, vars(other))
         if gradient is not None:  # a gradient on another device could not be assigned afterwards
             tensor.grad = gradient.to(data.device)
 
     return property(original.__get__, give)
 
 
-def _remain(tensor: torch.Tensor, kind: type, attributes: dict[str, Any]) -> None:
-    """Keep the methods and attributes of a library's own parameter class when its tensor becomes fake."""
+def _keep_class(tensor: torch.Tensor, kind: type, attributes: dict[str, Any]) -> None:
+    """Give ``tensor``, which has become fake, the methods and attributes of a library's parameter class ``kind``."""
     if issubclass(kind, torch.nn.Parameter):
         tensor.__class__ = kind if issubclass(kind, FakeTensor) else _fake_kind(kind)
         vars(tensor).update({name: value for name, value in attributes.items() if name not in vars(tensor)})
@@ -185,7 +185,7 @@ def _fake_kind(kind: type) -> type:
 
     def detach(tensor: torch.Tensor) -> torch.Tensor:
         detached = torch.Tensor.detach(tensor)
-        _remain(detached, type(tensor), vars(tensor))
+        _keep_class(detached, type(tensor), vars(tensor))
         return detached
 
     return type(kind.__name__, (FakeTensor, kind), {"__module__": kind.__module__, "detach": detach})

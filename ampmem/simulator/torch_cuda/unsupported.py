@@ -10,7 +10,7 @@ import torch
 
 from ampmem.patching import Undo, in_place_of, replace_all, undone_together
 from ampmem.simulator.private.general import COMPILED_AT_RUN_TIME, FakeTensor
-from ampmem.simulator.where import stop
+from ampmem.simulator.where import stop, stopping
 
 _GRAPHS = (
     "a CUDA graph keeps its own memory pool, which is not simulated; leave the graph out to see what the run needs "
@@ -72,10 +72,7 @@ def _each_stops(owner: object, names: Iterable[str], why: str) -> dict[str, Any]
 
 def _stops(why: str, original: Any) -> Any:
     """A replacement that raises; for a class it is one that annotations, ``isinstance`` and subclasses may use."""
-
-    def stopped(*_: Any, **__: Any) -> Any:
-        raise stop(why)
-
+    stopped = stopping(why)
     if not isinstance(original, type):
         return functools.wraps(original)(stopped)
     body = {"__new__": stopped, "__doc__": original.__doc__, "__module__": original.__module__}
