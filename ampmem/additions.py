@@ -12,14 +12,14 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.nn.modules import linear, rnn
 
-from ampmem.own_code import RECORDING_CODE, script_line
+from ampmem.own_code import RECORDING_CODE, script_line, with_callers
 
 aten = torch.ops.aten
 
@@ -64,9 +64,8 @@ class InPlaceAdditions:
             return func
         if self._sure:
             return aten.add_.Tensor
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
-            frame = frame.f_back
+        outside = (each for each in with_callers(sys._getframe(1)) if not each.f_code.co_filename.startswith(_INSIDE))
+        frame = next(outside, None)
         if frame is None:
             return func
         if frame.f_code.co_filename in _CALLERS or _called(frame.f_code, frame.f_lasti) in _NAMES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -57,14 +58,16 @@ def is_library(file: str) -> bool:
     return is_torch(file) or (file.startswith(_PYTHON) and "site-packages" not in file)
 
 
+def with_callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """``frame`` and its callers, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def is_running(file: str) -> bool:
     """Whether a function of ``file`` is on the Python stack of the calling thread."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == file:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_filename == file for frame in with_callers(sys._getframe(1)))
 
 
 def is_only_thread() -> bool:
@@ -74,13 +77,11 @@ def is_only_thread() -> bool:
 
 def script_line() -> str:
     """``FILE:LINE`` of the nearest frame that is neither ampmem's nor torch's, numpy's or safetensors'."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in with_callers(sys._getframe(1)):
         file = frame.f_code.co_filename
         # The files of code that torch.compile generated are in a cache folder, so its modules' names identify it.
         compiled = str(frame.f_globals.get("__name__", "")).startswith(_COMPILED)
         library = compiled or is_torch(file) or any(folder in file for folder in _OTHERS)
         if not library and not file.startswith((*OWN_FOLDERS, "<")):
             return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
     return "the script"

@@ -192,15 +192,11 @@ def _calls_module(frame: Frame) -> bool:
     )
 
 
-def _loads(frame: Frame) -> bool:
-    return "torch/utils/data/" in frame.filename
-
-
 _PLACES: Final = (
     (_steps, CallSite.OPTIMIZER),
     (_goes_back, CallSite.BACKWARD),
     (_calls_module, CallSite.FORWARD),
-    (_loads, CallSite.DATA),
+    (lambda frame: "torch/utils/data/" in frame.filename, CallSite.DATA),
 )
 
 

@@ -230,9 +230,6 @@ class _Machine:
         else:
             self._pop_to_mark()
 
-    def binfloat(self) -> None:
-        self._push(float(struct.unpack(">d", self._read_bytes(8))[0]), _SCALAR)
-
     def _text(self, width: int) -> None:
         try:
             text = self._read_bytes(width).decode("utf-8", "surrogatepass")
@@ -298,7 +295,7 @@ _STEPS: Final[dict[int, Callable[[_Machine], None]]] = {
     0x88: lambda machine: machine._push(True, 0),  # NEWTRUE
     0x89: lambda machine: machine._push(False, 0),  # NEWFALSE
     ord("M"): lambda machine: machine._push(machine._number(2), _SCALAR),  # BININT2
-    ord("G"): _Machine.binfloat,
+    ord("G"): lambda machine: machine._push(struct.unpack(">d", machine._read_bytes(8))[0], _SCALAR),  # BINFLOAT
     0x8C: lambda machine: machine._text(machine._number(1)),  # SHORT_BINUNICODE
     ord("X"): lambda machine: machine._text(machine._number(4)),  # BINUNICODE
     0x8D: lambda machine: machine._text(machine._number(8)),  # BINUNICODE8

@@ -212,7 +212,8 @@ def _check_of(name: str, hint: Any) -> _Check:
     if origin is tuple:
         return _list_of(_check_of(name, arguments[0]), DIMENSIONS if arguments[0] is int else ITEMS)
     if origin is not None and issubclass(origin, Mapping):
-        return _mapping_of(_check_of(name, arguments[1]))
+        check = _check_of(name, arguments[1])
+        return lambda cell: {text(key, NAME): check(value) for key, value in _mapping(cell).items()}
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return lambda cell: hint(text(cell, NAME))
     if isinstance(hint, type) and is_dataclass(hint):
@@ -244,10 +245,6 @@ def _list_of(check: _Check, most: int) -> _Check:
         return tuple(map(check, items))
 
     return checked
-
-
-def _mapping_of(check: _Check) -> _Check:
-    return lambda cell: {text(key, NAME): check(value) for key, value in _mapping(cell).items()}
 
 
 def _mapping(cell: object) -> dict[str, object]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from ampmem.own_code import OWN_FOLDERS, is_torch
+from ampmem.own_code import OWN_FOLDERS, is_torch, with_callers
 
 _ASKS = tuple(f"/torch/{folder}/" for folder in ("amp", "distributions", "nn", "optim"))
 """Folders of torch whose code asks its own questions; other code of torch passes on the script's."""
@@ -35,13 +35,11 @@ def answer_that_goes_on(usual: object) -> bool | None:
 
 def _asking() -> FrameType | None:
     """The frame that asks: the innermost one that is neither ampmem's nor a part of torch that passes questions on."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in with_callers(sys._getframe(1)):
         file = frame.f_code.co_filename
         passes_on = is_torch(file) and not any(folder in file for folder in _ASKS)
         if not passes_on and not file.startswith((*OWN_FOLDERS, "<frozen")):
             return frame
-        frame = frame.f_back
     return None
 
 

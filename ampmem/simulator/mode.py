@@ -18,7 +18,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import flop_registry
 
 from ampmem.additions import ADD, InPlaceAdditions
-from ampmem.own_code import is_running, script_line
+from ampmem.own_code import is_running, script_line, with_callers
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.extras import Extras
@@ -202,10 +201,9 @@ def _like_first(args: Sequence[Any]) -> bool:
 
 def _called_by_engine() -> bool:
     """Whether the engine called the op directly, not Python code such as a Function's backward or a hook."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
-        frame = frame.f_back
-    return frame is not None and frame.f_code is general.ENGINE_CALLER
+    codes = (frame.f_code for frame in with_callers(sys._getframe(1)))
+    caller = next((code for code in codes if not code.co_filename.startswith(_OWN)), None)
+    return caller is general.ENGINE_CALLER
 
 
 def _dense(tensor: torch.Tensor) -> bool:

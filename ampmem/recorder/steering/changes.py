@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch, undone_together
+from ampmem.recorder.models.optimizers import parameters_of
 from ampmem.recorder.steering.compiling import COMPILE_HOOKS, COMPILE_IN_PLACE, MODULE_CALL
 from ampmem.recorder.steering.parallel import PARALLEL_HOOKS, ForcedChange, Hook
 from ampmem.recorder.steering.weights import BFloat16Weights
@@ -591,9 +592,8 @@ class _FreedGradients(ForcedChange):
         return "no torch optimizer made an update"
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in parameters_of(optimizer):
+            parameter.grad = None
         if optimizer not in self._freed:
             self._freed.add(optimizer)
             self._done = True

@@ -24,26 +24,20 @@ class _Decided(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Argument:
-    """The argument ``name`` of the calls at ``place``, named ``call`` in messages; ``new`` makes the new value.
+    """The argument ``name`` of the calls at ``place``; ``new`` makes the new value.
 
     An equal value is not a change. ``new`` raises :class:`_Decided` if the script's value has to stay. ``default`` is
     the value that torch uses for ``None``.
     """
 
     place: Place
-    call: str
     name: str
     new: Callable[[Any], Any]
     default: Any = None
 
 
 def _bucket_view() -> Iterator[_Argument]:
-    yield _Argument(
-        place=(DistributedDataParallel, "__init__"),
-        call="DistributedDataParallel",
-        name="gradient_as_bucket_view",
-        new=lambda given: True,
-    )
+    yield _Argument(place=(DistributedDataParallel, "__init__"), name="gradient_as_bucket_view", new=lambda given: True)
 
 
 def _reshard() -> Iterator[_Argument]:
@@ -52,12 +46,9 @@ def _reshard() -> Iterator[_Argument]:
     strategies = fsdp.ShardingStrategy
     full: dict[Any, Any] = {each: strategies.HYBRID_SHARD for each in strategies if "HYBRID_SHARD_ZERO2" in each.name}
     full |= {strategies.SHARD_GRAD_OP: strategies.FULL_SHARD, None: strategies.FULL_SHARD}
-    yield _Argument(
-        place=(fsdp, "fully_shard"), call="fully_shard", name="reshard_after_forward", new=lambda given: True
-    )
+    yield _Argument(place=(fsdp, "fully_shard"), name="reshard_after_forward", new=lambda given: True)
     yield _Argument(
         place=(fsdp.FullyShardedDataParallel, "__init__"),
-        call="FullyShardedDataParallel",
         name="sharding_strategy",
         new=lambda given: full.get(given, given),
         default=strategies.FULL_SHARD,
@@ -75,11 +66,10 @@ def _bfloat_policy() -> Iterator[_Argument]:
             return given
         return replace(given, param_dtype=torch.bfloat16, reduce_dtype=given.reduce_dtype or torch.float32)
 
-    yield _Argument(place=(fsdp, "fully_shard"), call="fully_shard", name="mp_policy", new=to_bfloat16)
+    yield _Argument(place=(fsdp, "fully_shard"), name="mp_policy", new=to_bfloat16)
     none = fsdp.MixedPrecision()
     yield _Argument(
         place=(fsdp.FullyShardedDataParallel, "__init__"),
-        call="FullyShardedDataParallel",
         name="mixed_precision",
         new=lambda given: to_bfloat16(none if given is None else given),
         default=none,
@@ -89,12 +79,7 @@ def _bfloat_policy() -> Iterator[_Argument]:
 def _backward_prefetch() -> Iterator[_Argument]:
     from torch.distributed import fsdp
 
-    yield _Argument(
-        place=(fsdp.FullyShardedDataParallel, "__init__"),
-        call="FullyShardedDataParallel",
-        name="backward_prefetch",
-        new=lambda given: None,
-    )
+    yield _Argument(place=(fsdp.FullyShardedDataParallel, "__init__"), name="backward_prefetch", new=lambda given: None)
 
 
 class ForcedChange:
@@ -171,7 +156,9 @@ class _ArgumentChange(ForcedChange):
         except _Decided as decided:
             self.refuse(str(decided))
             return given
-        said = f"{argument.call}({argument.name}={value})"
+        owner, function = argument.place
+        call = owner.__name__ if function == "__init__" else function
+        said = f"{call}({argument.name}={value})"
         if value == (argument.default if given is None else given):
             self._kept[f"the script already has {said}"] = None
             return given

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import attrgetter, methodcaller
 from pathlib import Path
-from types import FrameType, FunctionType, SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from ampmem.own_code import is_only_thread
+from ampmem.own_code import is_only_thread, with_callers
 from ampmem.patching import unseen
 from ampmem.recorder.torch_private.entries import ENTRIES, NOTHING, attribute, needed, optional, patched
 from ampmem.recorder.torch_private.entries import Place as Place
@@ -573,11 +573,9 @@ def running_steps() -> Counter[int]:
     raised. If torch renames it, an optimizer whose step raised is considered to be still running.
     """
     running: Counter[int] = Counter()
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame in with_callers(sys._getframe()):
         if frame.f_code.co_filename == torch_optimizer.__file__ and frame.f_code.co_name == "wrapper":
             running[id(frame.f_locals.get("self"))] += 1
-        frame = frame.f_back
     return running
 
 

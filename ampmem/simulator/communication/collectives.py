@@ -303,7 +303,7 @@ class Collectives:
         """Allocate the flat tensor that NCCL gathers into, or scatters from, for lists of tensors."""
         if func is private.ALL_GATHERS[0] or func is private.REDUCE_SCATTERS[0]:
             many = args[0] if func is private.ALL_GATHERS[0] else args[1]
-            sizes = [sum(_bytes(tensor) for tensor in tensors) for tensors in many]
+            sizes = [sum(tensor.nbytes for tensor in tensors) for tensors in many]
             if any(tensor.device.type == self._mode.device_model.label for tensor in _tensors(many)):
                 self._mode.device_model.scratch(f"torch.distributed.{func.name()}", [size for size in sizes if size])
 
@@ -321,10 +321,6 @@ def _reduce_alike(tensor: Tensor, op: Any, size: int) -> bool:
         else:
             return any(op == same for same in _SAME)
     return True
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _tensors(value: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,10 +26,6 @@ from ampmem.simulator.torch_cuda import compiled, derivatives, tensors, triton, 
 from ampmem.simulator.torch_cuda.properties import properties
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import check_index, here
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _SNAPSHOTS = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one from the recording"
 
