@@ -1,9 +1,8 @@
-"""Keeps the additions in place that a linear layer would make out of place under a dispatch mode of ampmem's.
+"""Replaces an out-of-place addition by its in-place twin where torch adds in place without ampmem's dispatch mode.
 
 ``at::linear`` adds the bias to the product of a non-contiguous input in place, and attention its mask to the scores,
-unless an argument ``isTensorSubclassLike``, which every tensor is while a dispatch mode is active. Out of place the
-result exists twice for a moment. So the op is replaced by the one that runs without the mode, for the recorder's mode
-and the simulated device's.
+unless an argument ``isTensorSubclassLike``. While a dispatch mode is active, every tensor is: torch adds out of place,
+and for a moment product and sum both exist. The recorder's mode and the simulated device's use this module.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.nn.modules import linear, rnn
 
-from ampmem.own_code import RECORDING_CODE, script_line
+from ampmem.own_code import RECORDING_CODE, script_line, with_callers
 
 aten = torch.ops.aten
 
 ADD = aten.add.Tensor
 _CALLERS = tuple(str(module.__file__) for module in (functional, linear, rnn))
-"""Torch's own modules, whose Python code adds nothing to such a product itself: the addition is one of C++."""
+"""Files of torch whose Python code never adds to a matrix product, so an addition under them is made by C++."""
 _NAMES = frozenset({"linear", "scaled_dot_product_attention"})
 _INSIDE = (*RECORDING_CODE, *(f"{torch.__path__[0]}{folder}/_" for folder in ("", "/utils")))
 """The beginnings of the file names of ampmem's code, and of torch's code between an op and a mode."""
@@ -35,23 +34,22 @@ _INSIDE = (*RECORDING_CODE, *(f"{torch.__path__[0]}{folder}/_" for folder in (""
 class InPlaceAdditions:
     """Chooses between an addition and its in-place twin.
 
-    The op is replaced only where the product is certainly not needed any more: in torch's own modules, and where the
-    script's running line calls one of these functions by name, so that the addition is not the line's own. Other code
-    that may call them gets a ``remark``, since a result may exist twice.
+    The addition is replaced only where the product is certainly not needed any more: in torch's own modules, and where
+    the script's running line calls ``linear`` or ``scaled_dot_product_attention`` by name, so that the addition is not
+    the line's own. For other code that may call these functions there is a ``remark``: product and sum may both exist.
     """
 
     def __init__(self, last: Any, remark: Callable[[str], None]) -> None:
         self._products = (last, aten.matmul.default)
-        """The last of the ops of a matrix product with more than two dimensions; in inference mode it is a single
-        op."""
+        """The ops that return a matrix product of more than two dimensions; in inference mode ``matmul`` is one op."""
         self._remark = remark
         self._sure = False
         self._product = 0
-        """The ``id`` of the newest op's result, if that is such a product."""
+        """The ``id`` of the newest op's result if that is a matrix product, else 0."""
 
     @contextmanager
-    def of_a_product(self) -> Iterator[None]:
-        """A block in which additions to a product are made in place, as nothing else has the product."""
+    def in_place(self) -> Iterator[None]:
+        """A block in which every addition to a matrix product is in place, since nothing else holds the product."""
         former, self._sure = self._sure, True
         try:
             yield
@@ -66,9 +64,8 @@ class InPlaceAdditions:
             return func
         if self._sure:
             return aten.add_.Tensor
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
-            frame = frame.f_back
+        outside = (each for each in with_callers(sys._getframe(1)) if not each.f_code.co_filename.startswith(_INSIDE))
+        frame = next(outside, None)
         if frame is None:
             return func
         if frame.f_code.co_filename in _CALLERS or _called(frame.f_code, frame.f_lasti) in _NAMES:
@@ -81,7 +78,7 @@ class InPlaceAdditions:
             )
         return func
 
-    def after(self, func: Any, result: Any) -> None:
+    def note_result(self, func: Any, result: Any) -> None:
         """Note that ``func`` has returned ``result``."""
         self._product = id(result) if func in self._products else 0
 

@@ -36,7 +36,7 @@ ENDS_LATER = (
 
 
 def command_line() -> list[str]:
-    """The script and its arguments; in a notebook, where they are the kernel's, ``a notebook``."""
+    """``sys.argv``; ``["a notebook"]`` in a notebook, where ``sys.argv`` is the kernel's."""
     command = sys.argv or [""]
     return ["a notebook"] if "kernel_launcher" in command[0] else command
 
@@ -289,19 +289,14 @@ class Profile(Shown):
         check_output(page, force=force, option="path=")
         write([self.path], page, force=force)
 
-    def _is_recording(self) -> bool:
-        if self._session is None:
-            return False
-        from ampmem.recorder.process import active
-
-        return active() is self._session
-
     def _in_short(self) -> str:
         if self._session is None:
             return "not started" if not self.path.exists() else f"the recording {sized(self.path)}"
         count = self._session.outcome.recorded
         steps = f"{count} step{'' if count == 1 else 's'}"
-        if self._is_recording():
+        from ampmem.recorder.process import active
+
+        if active() is self._session:
             return f"recording, {steps} so far"
         return f"{steps} recorded in {sized(self.path)}" if self._failure is None else str(self._failure)
 
@@ -310,7 +305,7 @@ class Profile(Shown):
         return str(self._repr_mimebundle_()["text/plain"])
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
-        """The summary in several formats; only the line as long as there is none."""
+        """The summary in several formats; the ``repr`` alone while there is no summary."""
         try:
             return self.recording()._repr_mimebundle_()
         except Exception as error:

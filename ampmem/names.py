@@ -1,4 +1,4 @@
-"""The texts in a recording whose form has a meaning: names of layers and states, shapes, notes."""
+"""Texts of a recording that ampmem parses again: names of layers and optimizer states, shapes, notes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ CUDNN_TRIALS = "the workspaces that torch.backends.cudnn.benchmark tries"
 """The name of a simulated run's bound for the trials of cuDNN, which take only free memory and return it at once."""
 
 NOT_KNOWN = "not known"
-"""The name of something that a snapshot does not name, such as the class of an optimizer known by frames only."""
+"""Stands for a name that a snapshot does not have, such as the class of an optimizer seen only in frames."""
 
 NO_TIMES = "the snapshot has no times: events are a microsecond apart"
 """The note of a recording whose times only order its events."""
@@ -215,8 +215,8 @@ def is_warning(note: str) -> bool:
     return note.startswith(_WARNING)
 
 
-def said_in(warning: str) -> str:
-    """The text of a note that is a warning."""
+def warning_text(warning: str) -> str:
+    """The text of a note made by :func:`warning`."""
     return warning.removeprefix(_WARNING)
 
 

@@ -1,4 +1,4 @@
-"""How ampmem speaks: a line on a terminal, a file for a user, a value that shows itself.
+"""Output: lines on a terminal, files for the user, and values that describe themselves.
 
 Recordings and summaries are values of lower layers, and the code that puts them into words is in higher ones. So a
 value asks this module for its tables, and a higher layer registers the function that makes them. Without one a value
@@ -30,7 +30,7 @@ _write, _poll, _size_of, _wrap = os.write, select.poll, os.get_terminal_size, te
 
 _STDERR = 2
 _first: dict[int, tuple[int, int, int]] = {}
-"""What :func:`_file_of` said of standard error at first, by process: a forked one may have another file there."""
+"""Standard error when ampmem first wrote to it (:func:`_file_of`), by process: a forked one may have another file."""
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
 """An escape code that makes text bold, coloured or plain again."""
 
@@ -117,7 +117,7 @@ class Terminal:
             self.write(f"\r\x1b[K{printable(text)}")
 
     def is_screen(self) -> bool:
-        """Whether written text can be overwritten."""
+        """Whether the stream is a terminal, so that written text can be overwritten."""
         try:
             return self._stream is not None and self._stream.isatty()
         except (OSError, ValueError):  # the stream is closed
@@ -157,13 +157,12 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 _POLL_S = 0.005
-_EXISTS = "{path} exists already; give another name with {option}, or {force} to replace it"
 
 
 def _exists(path: Path, option: str) -> UsageError:
     """The error that ``path`` exists; ``option`` is a command-line option, or a Python argument such as ``output=``."""
-    python = option.endswith("=")
-    return UsageError(_EXISTS.format(path=path, option=option, force="force=True" if python else "--force"))
+    force = "force=True" if option.endswith("=") else "--force"
+    return UsageError(f"{path} exists already; give another name with {option}, or {force} to replace it")
 
 
 def check_output(path: Path, *, force: bool, option: str = "-o", source: Path | None = None) -> None:
@@ -320,12 +319,12 @@ _real: list[Callable[[Path], Path]] = [lambda path: path]
 
 
 def reach_by(real: Callable[[Path], Path]) -> None:
-    """Have :func:`reached` give the path that ``real`` gives: files are protected from the script in this process."""
+    """Make :func:`reached` map paths by ``real``, in a process whose files are protected from the script."""
     _real[:] = [real]
 
 
 def reached(path: Path) -> Path:
-    """The path by which ampmem reaches its own file ``path`` in this process."""
+    """The real path of ampmem's own file ``path``, which differs from ``path`` where files are protected."""
     return _real[0](path)
 
 

@@ -93,21 +93,21 @@ def suspended() -> Iterator[None]:
 
 def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """Replace ``owner.name``, which ``owner`` itself must have, by ``wrapper(original)``."""
-    return _set_attribute(owner, name, unseen(wrapper(vars(owner)[name])))
+    return put_in(owner, name, unseen(wrapper(vars(owner)[name])))
 
 
 def patch_call(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """:func:`patch` by a function that calls the original; it gets the original's name, docstring and attributes."""
     original = vars(owner)[name]
-    return _set_attribute(owner, name, unseen(functools.update_wrapper(wrapper(original), original)))
+    return put_in(owner, name, unseen(functools.update_wrapper(wrapper(original), original)))
 
 
 def unseen(function: _FunctionT) -> _FunctionT:
-    """Make stacks, tracebacks and warnings leave out the frames of ``function``, which passes calls on to the script.
+    """Hide the frames of ``function``, which passes calls on to the script, from stacks, tracebacks and warnings.
 
-    Python leaves out a frame that has not begun yet: its instruction ``RESUME`` is still to come. So that instruction
-    goes to the end of the code. The function may not use what asks for the frame that runs (``super()`` without
-    arguments, ``globals``, ``locals``), and signal handlers may run in it: it keeps no exception from the script.
+    Python leaves out a frame that has not begun: one whose instruction ``RESUME`` is still to come. So ``RESUME`` is
+    moved to the end of the code. The function must not ask for its own frame (``super()`` without arguments,
+    ``globals``, ``locals``), and must let every exception through, since signal handlers may run in it.
     """
     if isinstance(function, FunctionType):
         code = function.__code__
@@ -128,10 +128,7 @@ def undone_together(install: Callable[_GivenP, Iterator[Undo]]) -> Callable[_Giv
 
     @functools.wraps(install)
     def installed(*args: _GivenP.args, **kwargs: _GivenP.kwargs) -> Undo:
-        with ExitStack() as stack:
-            for undo in install(*args, **kwargs):
-                stack.callback(undo)
-            return stack.pop_all().close
+        return together(install(*args, **kwargs))
 
     return installed
 
@@ -142,11 +139,11 @@ def replace_all(owners: tuple[Any, ...], values: Mapping[str, Any]) -> Iterator[
     for owner in owners:
         for name, value in values.items():
             if name in vars(owner) or hasattr(owner, name):
-                yield _set_attribute(owner, name, value)
+                yield put_in(owner, name, value)
 
 
 def in_place_of(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which gets ``original`` first, with its name and signature.
+    """A function with the name and signature of ``original``, which calls ``function(original, ...)``.
 
     Not a ``partial``: only a function becomes a method when it is put into a class.
     """
@@ -158,11 +155,6 @@ def in_place_of(original: Callable[..., Any], function: Callable[..., Any]) -> C
     return replacement
 
 
-def put_in(owner: Any, name: str, value: Any) -> Undo:
-    """Set ``owner.name`` to ``value``, whether ``owner`` has the attribute or not."""
-    return _set_attribute(owner, name, value)
-
-
 def hook(register: Callable[..., Handle], *arguments: Any, **how: Any) -> Undo:
     """Register a hook by torch's function ``register`` with ``arguments`` and ``how``."""
     handle = register(*arguments, **how)
@@ -170,7 +162,7 @@ def hook(register: Callable[..., Handle], *arguments: Any, **how: Any) -> Undo:
 
 
 def added(owner: str, name: str, remove: Callable[[], object]) -> Undo:
-    """Note something that was added to a list or stack of torch's; ``remove`` takes it away."""
+    """Register something that was added to a list or stack of torch's; the undo calls ``remove``."""
     return _enter(_Entry(what=InPlace(owner, name)), remove)
 
 
@@ -183,7 +175,7 @@ def together(undos: Iterable[Undo]) -> Undo:
 
 
 def set_variables(variables: Mapping[str, str]) -> Undo:
-    """Set environment variables."""
+    """Set environment variables; the undo restores their former values."""
     former = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
 
@@ -197,7 +189,8 @@ def set_variables(variables: Mapping[str, str]) -> Undo:
     return added("environment", ", ".join(variables), restore)
 
 
-def _set_attribute(owner: Any, name: str, replacement: Any) -> Undo:
+def put_in(owner: Any, name: str, replacement: Any) -> Undo:
+    """Set ``owner.name`` to ``replacement``, whether ``owner`` has the attribute or not."""
     entry = _Entry(
         what=InPlace(_name_of(owner), name),
         owner=owner,

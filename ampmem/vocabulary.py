@@ -257,5 +257,5 @@ STEP_MARKS = (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD, Mark.AFTER_OPTIMIZER)
 """The marks that the script reaches; the peak is found afterwards."""
 
 ASSUMABLE = ("nonzero", "unique")
-"""Ops whose result's size depends on data, which a simulated device does not have, and can be given by ``--assume``;
-masks are ``nonzero``."""
+"""Ops whose result has a size that depends on values, which a simulated device does not have: ``--assume`` gives it.
+An index by a mask is ``nonzero``."""

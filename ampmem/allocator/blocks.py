@@ -48,7 +48,7 @@ class Segment:
             block = block.next
 
     def has_memory(self) -> bool:
-        """Whether any part of it has memory behind it."""
+        """Whether any part of the segment has memory behind it."""
         return self.first.state != UNMAPPED or self.first.next is not None
 
 
@@ -61,7 +61,7 @@ class Block:
         self.address = address
         numbers = segment.pool.numbers
         self.place = address if numbers is None else numbers.__next__()
-        """Its position among the free blocks of its size."""
+        """The block's position among the free blocks of its size."""
         self.size = size
         self.segment = segment
         self.prev = prev
@@ -76,7 +76,7 @@ class Block:
         return self.address - self.segment.address
 
     def is_split(self) -> bool:
-        """Whether it shares its segment with other blocks."""
+        """Whether the block shares its segment with other blocks."""
         return self.prev is not None or self.next is not None
 
     def splice_after(self, size: int) -> Block:
@@ -197,7 +197,7 @@ class Counters:
     allocated: int = 0
     allocated_peak: int = 0
     window_most: int = 0
-    """Peak of allocated bytes since the reader of a part of the run last reset it."""
+    """Peak of ``allocated`` since it was last reset, by a reader that needs the peak of a part of the run."""
     requested: int = 0
     requested_peak: int = 0
     awaiting: int = 0
@@ -225,7 +225,7 @@ class Counters:
     num_device_free: int = 0
 
     def note_active(self) -> None:
-        """Update the peaks of ``active``; called after an allocation while blocks are awaiting events."""
+        """Update the peaks of ``active``; only needed after an allocation while blocks are awaiting events."""
         self.active_peak = max(self.active_peak, self.allocations + self.awaiting)
         self.active_bytes_peak = max(self.active_bytes_peak, self.allocated + self.awaiting_bytes)
 

@@ -42,7 +42,7 @@ class StreamUses:
 
     The model has no clock: ``complete`` says that the device has completed the events of a stream. As in PyTorch, a
     block is freed only when the allocator next checks (``process_events``). ``uses`` has the other streams of each
-    block, ``recorded`` the number of events recorded on each stream so far.
+    block, ``recorded`` the number of events recorded on each stream so far: one for each freed block used there.
     """
 
     __slots__ = ("_event_count", "_finished", "_queues", "recorded", "uses")
@@ -69,7 +69,7 @@ class StreamUses:
 
     @staticmethod
     def await_events(state: State, block: Block) -> None:
-        """Count a block as active although its owner has freed it."""
+        """Move ``block``, which its owner has freed, to the blocks that await events: they count as active."""
         block.state = AWAITING
         counters = state.counters
         counters.awaiting += 1
@@ -353,7 +353,7 @@ class DeviceCachingAllocator(State):
     (:class:`BlockPool`). Blocks are handles: pass each block of ``malloc`` to ``free`` once.
     """
 
-    __slots__ = ("_collects", "_expandable", "_max_split_size", "_plain", "_plans", "_streams")
+    __slots__ = ("_collects", "_expandable", "_max_split_size", "_plain", "_plans", "streams")
 
     def __init__(
         self,
@@ -366,7 +366,7 @@ class DeviceCachingAllocator(State):
     ) -> None:
         driver = Driver(total_memory, outside, addresses)
         super().__init__(settings or Settings(), driver, oldest_first=oldest_first)
-        self._streams = StreamUses()
+        self.streams = StreamUses()
         self.configure(self.settings)
 
     def configure(self, settings: Settings) -> None:
@@ -387,7 +387,7 @@ class DeviceCachingAllocator(State):
     def malloc(self, size: int, stream: int = 0) -> Block:
         """A block for ``size`` bytes, used on ``stream``. Raises :class:`OutOfMemory`."""
         if self.counters.awaiting:
-            self._streams.process_events(self)
+            self.streams.process_events(self)
         rounded, segment_size, is_small = self._plans.get(size) or self._plan(size)
         pool = self.small if is_small else self.large
         block = self.get_free_block(pool, stream, rounded)
@@ -475,28 +475,20 @@ class DeviceCachingAllocator(State):
         counters.allocated -= block.size
         if block.size >= self._max_split_size:
             counters.oversize_allocations -= 1
-        if not (self._streams.uses and self._streams.delay_free(self, block)):
+        if not (self.streams.uses and self.streams.delay_free(self, block)):
             self.free_block(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Note that ``stream`` uses ``block``, too: freeing has to wait for it (``recordStream``)."""
-        self._streams.record_stream(block, stream)
+        self.streams.record_stream(block, stream)
 
     def complete_events(self, stream: int | None = None) -> None:
         """Complete the work queued so far on ``stream``, or on all streams."""
-        self._streams.complete(stream)
-
-    def complete_events_until(self, stream: int, events: int) -> None:
-        """Complete the first ``events`` events that the allocator recorded on ``stream``."""
-        self._streams.complete_until(stream, events)
-
-    def recorded_events(self, stream: int) -> int:
-        """Number of events recorded on ``stream``: one for each freed block that was used there."""
-        return self._streams.recorded.get(stream, 0)
+        self.streams.complete(stream)
 
     def empty_cache(self) -> None:
         """Return all free memory, as ``torch.cuda.empty_cache`` does."""
-        release_cached_blocks(self, self._streams)
+        release_cached_blocks(self, self.streams)
 
     def snapshot(self) -> tuple[SnapshotSegment, ...]:
         """The current segments and blocks, by address."""
@@ -518,7 +510,7 @@ class DeviceCachingAllocator(State):
         if block is None and release_available_cached_blocks(self, params.pool, params.stream, params.rounded):
             block = self._alloc_block(params)
         if block is None:
-            release_cached_blocks(self, self._streams)
+            release_cached_blocks(self, self.streams)
             self.counters.num_alloc_retries += 1
             block = self._alloc_block(params)
         if block is None:
@@ -569,6 +561,6 @@ class DeviceCachingAllocator(State):
 
 
 def _expandable_size(block: Block) -> int:
-    """The size to which a free block can grow, with the unmapped block behind it."""
+    """The size of a free block together with the unmapped block behind it, into which it can grow."""
     after = block.next
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)

@@ -154,7 +154,9 @@ def find_gpu(text: str) -> GpuSpec:
     and names those with a similar name.
     """
     wanted = text.strip().lower()
-    named = _gpu_of_name(wanted)
+    short = _short(wanted)
+    # A name is a key of GPUS, CUDA's name, or a short form such as 4090 or a6000.
+    named = next((gpu for name, gpu in GPUS.items() if short in (_short(name), _short(gpu.name.lower()))), None)
     if named is not None:
         return named
     if _ROCM.fullmatch(wanted):
@@ -173,13 +175,8 @@ def find_gpu(text: str) -> GpuSpec:
     return GpuSpec(name=text.strip(), total_memory=total)
 
 
-def _gpu_of_name(wanted: str) -> GpuSpec | None:
-    """The GPU with this name: its key in :data:`GPUS`, CUDA's name, or a short form such as ``4090`` or ``a6000``."""
-    short = _short(wanted)
-    return next((gpu for name, gpu in GPUS.items() if short in (_short(name), _short(gpu.name.lower()))), None)
-
-
 def _short(name: str) -> str:
+    """``name`` without the words that many GPUs share: ``nvidia geforce rtx 4090`` is ``4090``."""
     return _BESIDE.sub("", name).removeprefix("rtx").removesuffix("gb")
 
 

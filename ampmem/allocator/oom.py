@@ -160,7 +160,7 @@ def allowed_memory(settings: Settings, total: int) -> int | None:
     return None if settings.memory_fraction is None else int(settings.memory_fraction * total)
 
 
-# Why cached memory could not serve a request: from segments alone, after the fact.
+# Why cached memory could not serve a request, found from the segments that were recorded at the error.
 
 _FREE, _ALLOCATED, _AWAITING = 0, 1, 2
 

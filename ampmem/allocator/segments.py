@@ -1,4 +1,4 @@
-"""Memory reserved from the device, followed forwards and backwards through the calls that reserve and return it."""
+"""Which memory is reserved from the device after each call to the driver, forwards or backwards in time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Extent(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The address after its last byte."""
+        """The address after the extent's last byte."""
         return self.address + self.size
 
     def continues(self, before: Extent) -> bool:
-        """Whether these are the next pages of the expandable segment of ``before``."""
+        """Whether this extent has the next pages of the expandable segment of ``before``."""
         return self.expandable and before.end == self.address and before[2:] == self[2:]
 
 

@@ -330,7 +330,7 @@ class _Trace:
             if type(action) is not str:
                 raise _damaged(f"{_event(index)} lacks a text")
             if action not in _PLACED:
-                self._count(action, row, index)
+                self._check_other(action, row, index)
                 continue
             address, size, stream = row.get("addr", -1), row.get("size", -1), row.get("stream", 0)
             stamp = row.get("time_us", -1) if timed else index + 1
@@ -346,7 +346,8 @@ class _Trace:
         if now > _MAX_NUMBER:
             raise _damaged("the time of the trace's last event is not a possible date")
 
-    def _count(self, action: str, row: _Row, index: int) -> None:
+    def _check_other(self, action: str, row: _Row, index: int) -> None:
+        """Check the size of a failed allocation, and count an event of an unknown kind."""
         if action == _OUT_OF_MEMORY:
             _number(row.get("size"), _event(index))
         elif action != _MARKER:
@@ -386,7 +387,7 @@ def _text_of_marker(rows: list[Any]) -> str:
 
 
 def _timed(rows: list[Any]) -> bool:
-    """Whether there are times: decided by the first event of a known kind, since others may lack them."""
+    """Whether the trace has times: the first event of a known kind decides, since others may lack a time."""
     for row in rows:
         if type(row) is dict and type(row.get("action")) is str and row["action"] in _PLACED:
             return "time_us" in row
@@ -436,6 +437,7 @@ def _settings(value: object) -> Settings | None:
 
 
 def _of_variable(value: _Row) -> Settings:
+    """The settings in the environment variable; the defaults if this version of ampmem cannot read them."""
     text = next((text for text in map(value.get, VARIABLES) if isinstance(text, str) and text), "")
     try:
         return parse_settings(text)
@@ -492,6 +494,8 @@ class NotReplayable(AmpmemError):
 
 @dataclass(slots=True)
 class _Live:
+    """A block in use; ``certain`` says that its size is known, and is not only a lower bound."""
+
     size: int
     requested: int
     awaiting: bool
@@ -532,7 +536,7 @@ def _has_two_events_per_free(events: Iterable[SnapshotEvent]) -> bool:
 
 
 class _Walk:
-    """The blocks in use and the segments, on the way back in time."""
+    """Undoes the events of a trace, newest first, and keeps the blocks in use and the segments of that moment."""
 
     def __init__(self, snapshot: DeviceSnapshot, settings: Settings) -> None:
         self._settings = settings
@@ -549,6 +553,7 @@ class _Walk:
         self._starts = sorted(self._segments)
 
     def undo(self, event: SnapshotEvent, number: int) -> None:
+        """Go back to before ``event``. Raises :class:`NotReplayable` if it does not fit the blocks and segments."""
         match event.action:
             case "alloc":
                 self._take_block(event, number)
@@ -623,6 +628,7 @@ class _Walk:
             block.certain = True
 
     def segments(self) -> tuple[SnapshotSegment, ...]:
+        """The current segments, with their blocks in use."""
         return tuple(self._with_blocks(self._segments[start]) for start in self._starts)
 
     def _with_blocks(self, segment: SnapshotSegment) -> SnapshotSegment:

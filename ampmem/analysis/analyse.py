@@ -18,7 +18,7 @@ from ampmem.analysis.timeline.lifetimes import Tensors, in_order, join_facts, pa
 from ampmem.analysis.timeline.marks import marks_of, phase_at
 from ampmem.analysis.timeline.timeline import MemoryHistory, communication_of, timeline
 from ampmem.events import OTHER_THREADS, UNKNOWN, Column, Phase, Recording, StepRecord
-from ampmem.names import is_warning, said_in
+from ampmem.names import is_warning, warning_text
 from ampmem.units import format_bytes, format_count
 
 
@@ -81,7 +81,7 @@ def doubts_of(conservation: Conservation, static_problem: str | None, notes: Seq
         found.append(f"{breach}. {wrong}")
     if static_problem not in (None, breach):
         found.append(f"{static_problem}.")
-    return (*found, *(said_in(note) for note in notes if is_warning(note)))
+    return (*found, *(warning_text(note) for note in notes if is_warning(note)))
 
 
 # Everything that the analysis derives from a recording before it is summed up for people.

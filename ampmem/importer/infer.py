@@ -71,9 +71,10 @@ class Inferred:
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """The blocks of one size, the most likely parameters first; ``made`` are those made by an optimizer's own code.
+    """Blocks of ``size`` bytes that may be parameters, most likely first; an optimizer's own code allocated ``made``.
 
-    ``earlier`` are those from before the trace, ``trained`` is the number of gradients of the size alive at once.
+    ``earlier`` are the blocks from before the trace, ``count`` is the likely number of parameters, ``trained`` the
+    number of gradients of this size alive at once.
     """
 
     size: int
@@ -85,9 +86,10 @@ class _Candidates:
 
 
 def inferred_parameters(trace: BlockTrace, gradients: Sequence[int], casts: Sequence[int], known: Set[int]) -> Inferred:
-    """As many blocks of each size as gradients of it are alive at once; without gradients, those of a cast's size.
+    """Which blocks are parameters, and which are optimizer states from before the trace.
 
-    Blocks ``known`` to be something else, such as workspaces, are left out.
+    Of each size there are as many parameters as gradients are alive at once; without gradients, as many as there are
+    casts of half the size. Blocks ``known`` to be something else, such as workspaces, are left out.
     """
     standing = {size: [index for index in blocks if index not in known] for size, blocks in trace.standing.items()}
     trained = trace.most_at_once(gradients)
@@ -108,7 +110,7 @@ def inferred_parameters(trace: BlockTrace, gradients: Sequence[int], casts: Sequ
         count = min(max(len(each.blocks) // (1 + copies), 1), most)
         for number, index in enumerate(each.blocks[:count], start=1):
             updated = not trained or number <= (each.trained or 0)
-            parameters.append(Parameter(heirs.line(index), _name(each.size, number), each.size, updated))
+            parameters.append(Parameter(heirs.successors(index), _name(each.size, number), each.size, updated))
         rest = each.blocks[count:]
         # Without an optimizer, blocks as large as the parameters may be a frozen copy of the model.
         kept = [index for index in rest if index in each.earlier][: count * copies] if optimized else []
@@ -130,13 +132,8 @@ def _candidates(
     return _Candidates(size, ordered[:own], ordered[own:], earlier, count, trained)
 
 
-def new_states(trace: BlockTrace, parameters: Sequence[Parameter]) -> list[int]:
-    """Allocations that updates made and left behind, except new blocks of parameters."""
-    taken = set(chain.from_iterable(parameter.blocks for parameter in parameters))
-    return [index for index in _left_by_updates(trace) if index not in taken]
-
-
 def _left_by_updates(trace: BlockTrace) -> list[int]:
+    """Allocations that an update made and that are alive after it."""
     return [index for index, allocation in trace.born_in(Phase.OPTIMIZER) if trace.leaves(allocation, Phase.OPTIMIZER)]
 
 
@@ -144,7 +141,7 @@ def _doubts(trace: BlockTrace, heirs: _Heirs, index: int) -> tuple[bool, bool, b
     """Sort key, most likely parameters first: they are rarely replaced, and then at once by their new value."""
     allocation = trace.allocations[index]
     replaced = trace.replaced(allocation)
-    return trace.made_by_optimizer(allocation), replaced and heirs.of(index) is None, replaced, index
+    return trace.made_by_optimizer(allocation), replaced and heirs.replacement(index) is None, replaced, index
 
 
 class _Heirs:
@@ -159,7 +156,7 @@ class _Heirs:
         for index, allocation in trace.born_in(Phase.OPTIMIZER):
             self._born.setdefault((trace.step_of(index), allocation.bytes), []).append(index)
 
-    def of(self, index: int) -> int | None:
+    def replacement(self, index: int) -> int | None:
         """The replacement of an allocation that an update freed."""
         trace, old = self._trace, self._trace.allocations[index]
         place = trace.death(old).text
@@ -170,11 +167,11 @@ class _Heirs:
                 return heir if trace.birth(new).text == place else None
         return None
 
-    def line(self, index: int) -> tuple[int, ...]:
+    def successors(self, index: int) -> tuple[int, ...]:
         """An allocation, its replacement, the replacement of that, and so on."""
         blocks = [index]
         while self._trace.replaced(self._trace.allocations[blocks[-1]]):
-            heir = self.of(blocks[-1])
+            heir = self.replacement(blocks[-1])
             if heir is None:
                 break
             blocks.append(heir)
@@ -182,9 +179,9 @@ class _Heirs:
 
 
 def _copies_of_each(trace: BlockTrace, candidates: Sequence[_Candidates]) -> int:
-    """Number of blocks from before the trace for each parameter (optimizer states), by a vote of all bytes.
+    """Number of optimizer states per parameter that are from before the trace: each size votes with its bytes.
 
-    0 if an update in the trace made as much state as there are parameters.
+    0 if the updates in the trace made at least half as many bytes of state as there are parameters.
     """
     made = sum(trace.allocations[index].bytes for index in _left_by_updates(trace))
     if 2 * made >= sum(each.size * each.count for each in candidates):
@@ -196,7 +193,7 @@ def _copies_of_each(trace: BlockTrace, candidates: Sequence[_Candidates]) -> int
 
 
 def _without_evidence(trace: BlockTrace, standing: Mapping[int, Sequence[int]]) -> Inferred:
-    """All blocks that are always there, if there is a forward but neither backward nor cast."""
+    """The parameters of a trace without gradients and casts: all permanent blocks, if it has only forwards."""
     phases = set(trace.course.phase)
     if Phase.FORWARD not in phases or Phase.BACKWARD in phases or not any(standing.values()):
         return Inferred(parameters=(), states=(), notes=(_INDISTINCT,))
@@ -217,7 +214,7 @@ def _which_is_which(copies: int) -> str:
 
 
 def _left_over(trace: BlockTrace, standing: Mapping[int, Sequence[int]], taken: set[int]) -> list[str]:
-    """Names for the blocks that are always there and otherwise unknown."""
+    """The note about permanent blocks that are neither parameters nor optimizer states, if there are any."""
     others = (trace.allocations[index] for blocks in standing.values() for index in blocks if index not in taken)
     left = [allocation.bytes for allocation in others if not trace.replaced(allocation)]
     return [f"{len(left)} blocks of {format_bytes(sum(left))} {LEFT_OVER}"] if left else []
@@ -249,7 +246,8 @@ class CastBlocks:
 def copies_in_low_precision(trace: BlockTrace, there: Mapping[int, int]) -> list[int]:
     """Casts that autocast made for ops in low precision, of any tensor.
 
-    Without C++ frames, those whose sizes show that they are casts of parameters; ``there`` is the number by size.
+    Without C++ frames, only casts of parameters are found, by their sizes; ``there`` is the number of parameters by
+    size.
     """
     if not trace.native:
         return _by_their_sizes(trace, there)
@@ -300,9 +298,10 @@ def _autocast_casts(trace: BlockTrace) -> Iterator[int]:
 
 
 def inferred_casts(trace: BlockTrace, low: Sequence[int], there: Mapping[int, int]) -> CastBlocks:
-    """Half-size casts, of parameters if a pass has at most as many of a size as ``there`` are parameters.
+    """Which of the casts are of parameters; ``there`` is the number of parameters by size.
 
-    If it has more, other tensors of that size were cast, too. Then the code decides: code that casts parameters of
+    Casts of half a parameter's size are, if a pass makes at most as many of them as there are parameters of that size.
+    If it makes more, other tensors were cast, too. Then the allocating code decides: code that casts parameters of
     other sizes casts one in each call.
     """
     fitting = [index for index in low if 2 * trace.allocations[index].bytes in there]
@@ -409,7 +408,7 @@ def _text(trace: BlockTrace, index: int) -> str:
 
 
 def _code(trace: BlockTrace, index: int) -> str:
-    """The innermost module's own lines, which all modules of its class share."""
+    """The lines of the stack inside the innermost module: they are the same for all modules of its class."""
     lines: list[str] = []
     for line in reversed(_text(trace, index).splitlines()):
         if line.endswith(_CALL):
@@ -435,7 +434,7 @@ def _over(trace: BlockTrace, size: int, count: int, there: int, counted: int) ->
 def names_in_turn(
     trace: BlockTrace, blocks: Sequence[int], names: Mapping[int, Sequence[str]], scale: int
 ) -> Iterator[tuple[int, str]]:
-    """The names of parameters ``scale`` times as large for the blocks of each size, in turn in each step."""
+    """(block, name) for each of ``blocks``: names of parameters ``scale`` times as large, in turn in each step."""
     turns: Counter[tuple[int, int]] = Counter()
     for index in blocks:
         size = trace.allocations[index].bytes
@@ -527,6 +526,8 @@ def conclude(replay: TracedBlocks, readings: Sequence[StackReading], course: Cou
     found = inferred_parameters(trace, gradients, low, {*workspaces, *results})
     names = _names(found.parameters)
     casts = inferred_casts(trace, low, {size: len(known) for size, known in names.items()})
+    replaced = set(chain.from_iterable(parameter.blocks for parameter in found.parameters))
+    new_states = [index for index in _left_by_updates(trace) if index not in replaced]
     claims = [
         *(Claim(block, Fact.PARAMETER, item.name, False) for item in found.parameters for block in item.blocks),
         *_gradient_claims(trace, gradients, names),
@@ -534,7 +535,7 @@ def conclude(replay: TracedBlocks, readings: Sequence[StackReading], course: Cou
         *(Claim(at, Fact.CACHED, "", True, at_death=True) for at in casts.of_parameters if trace.is_cached(at)),
         *(Claim(at, Fact.OTHER_CAST, "", True) for at in casts.others),
         *_state_claims(trace, found.states, names),
-        *_state_claims(trace, new_states(trace, found.parameters), names),
+        *_state_claims(trace, new_states, names),
         *workspace_claims(trace, [*workspaces, *made]),
     ]
     settled = {claim.allocation for claim in claims if claim.fact != Fact.OTHER_CAST}
@@ -577,7 +578,7 @@ def _gradient_claims(trace: BlockTrace, blocks: Sequence[int], names: Mapping[in
 
 
 def _state_claims(trace: BlockTrace, states: Sequence[int], names: Mapping[int, Sequence[str]]) -> Iterator[Claim]:
-    """Each parameter gets as many states of its own size as a step makes, in turn; updates may replace them."""
+    """Claims for the ``states`` that each step made, given out in turn to the parameters of the same size."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index in states:
         groups[trace.step_of(index), trace.allocations[index].bytes].append(index)

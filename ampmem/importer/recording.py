@@ -265,7 +265,7 @@ _NOT_USED: Final = (
 
 
 def _agree_on_blocks(trace: Sequence[SnapshotEvent], events: EventColumns) -> bool:
-    """Whether trace and events agree on the blocks: order, addresses and sizes of allocs and frees."""
+    """Whether trace and events have the same allocs and frees: order, addresses, and the sizes of allocs."""
     if len(trace) != len(events):
         return False
     born, address, size = _table([(each.action == ALLOC, each.address, each.size) for each in trace], 3)

@@ -1,4 +1,4 @@
-"""Lifetimes and block sizes: the trace walked back from the final state, then forwards."""
+"""The lifetime and block size of each allocation: the trace is walked back from the final state, then forwards."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Allocation(NamedTuple):
 
     @property
     def throughout(self) -> bool:
-        """Whether it was alive before the trace and still is after it."""
+        """Whether the block was alive before the trace and still is after it."""
         return self.born == BEFORE and self.died == ALIVE
 
 
@@ -176,7 +176,7 @@ def replay(snapshot: DeviceSnapshot) -> TracedBlocks:
 
 
 def _taking_turns(events: list[SnapshotEvent]) -> tuple[list[SnapshotEvent], int]:
-    """The allocs and frees that alternate at each address, and the number of blocks with others, which are left out.
+    """``events`` without a second alloc or a second free in a row at one address, and the number of such addresses.
 
     With event kinds unknown to ampmem, a block may be allocated or freed by one of those.
     """
@@ -228,7 +228,7 @@ class _Sizes:
         self._settings = settings
         self._rounded: dict[int, int] = {}
 
-    def of(self, address: int, size: int, number: int, died: int) -> int:
+    def block_size(self, address: int, size: int, number: int, died: int) -> int:
         """The block size of the trace's alloc ``number``; a negative number means a block from before the trace."""
         block = self._final.get(address) if died == ALIVE else None
         if block is None and number < 0:
@@ -261,6 +261,6 @@ def _forward(events: list[SnapshotEvent], before: _Blocks, sizes: _Sizes) -> tup
     allocations = []
     for number, (address, size, stream, born) in enumerate(births):
         death = died.get(number, ALIVE)
-        block = sizes.of(address, size, number - len(before), death)
+        block = sizes.block_size(address, size, number - len(before), death)
         allocations.append(Allocation(address, size, block, stream, born, death))
     return allocations, owner

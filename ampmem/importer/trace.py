@@ -192,15 +192,11 @@ def _calls_module(frame: Frame) -> bool:
     )
 
 
-def _loads(frame: Frame) -> bool:
-    return "torch/utils/data/" in frame.filename
-
-
 _PLACES: Final = (
     (_steps, CallSite.OPTIMIZER),
     (_goes_back, CallSite.BACKWARD),
     (_calls_module, CallSite.FORWARD),
-    (_loads, CallSite.DATA),
+    (lambda frame: "torch/utils/data/" in frame.filename, CallSite.DATA),
 )
 
 
@@ -324,7 +320,7 @@ def _with_updates(
 
 
 def _step_spans(stretches: Sequence[tuple[int, Phase]], start: int, end: int) -> tuple[StepSpan, ...]:
-    """The steps: each ends with the last update before new work starts; what follows the last update is one more."""
+    """The steps: each ends with the last update before new work; work after the last update is one more step."""
     ends: list[int] = []
     updated = False
     for index, (_, phase) in enumerate(stretches):
@@ -349,7 +345,7 @@ _WORK: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 class BlockTrace:
-    """The trace in the form that the rules need."""
+    """The allocations of a trace, with the stack, phase and step of each birth and death: ``infer`` asks for them."""
 
     def __init__(self, replay: TracedBlocks, readings: Sequence[StackReading], course: Course) -> None:
         self.allocations = replay.allocations
@@ -382,37 +378,37 @@ class BlockTrace:
                 yield index, allocation
 
     def birth(self, allocation: Allocation) -> StackReading:
-        """The stack that allocated it."""
+        """The stack that allocated ``allocation``."""
         return self._readings[self._replay.events[allocation.born].stack]
 
     def death(self, allocation: Allocation) -> StackReading:
-        """The stack that freed it."""
+        """The stack that freed ``allocation``."""
         return self._readings[self._replay.events[allocation.died].stack]
 
     def zeroed(self, allocation: Allocation) -> bool:
-        """Whether ``zero_grad`` freed it."""
+        """Whether ``zero_grad`` freed ``allocation``."""
         return allocation.died != ALIVE and self.death(allocation).zeroing
 
     def is_cached(self, index: int) -> bool:
-        """Whether leaving autocast freed it: autocast's cache holds only casts of whole, trained parameters."""
+        """Whether leaving autocast freed the block: autocast's cache holds only casts of whole, trained parameters."""
         allocation = self.allocations[index]
         return allocation.died != ALIVE and self.death(allocation).leaving_autocast
 
     def replaced(self, allocation: Allocation) -> bool:
-        """Whether an update freed it."""
+        """Whether an update freed ``allocation``."""
         return allocation.died != ALIVE and self.course.phase[allocation.died] == Phase.OPTIMIZER
 
     def made_by_optimizer(self, allocation: Allocation) -> bool:
-        """Whether an optimizer's own code allocated it."""
+        """Whether an optimizer's own code allocated ``allocation``."""
         return allocation.born != BEFORE and self.birth(allocation).optimizing
 
     def step_of(self, index: int) -> int:
-        """The step in which it was allocated; -1 for before the trace."""
+        """The step in which the block was allocated; -1 for before the trace."""
         born = self.allocations[index].born
         return -1 if born == BEFORE else self.course.step[born]
 
     def pass_of(self, index: int) -> int:
-        """The pass (a stretch with or without backward) of its allocation: several in a step that accumulates."""
+        """The pass in which the block was allocated: passes are the stretches with and without backward, in order."""
         return self._passes[self.allocations[index].born]
 
     def leaves(self, allocation: Allocation, phase: Phase) -> bool:

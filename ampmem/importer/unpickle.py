@@ -94,6 +94,7 @@ class _Machine:
         self._limit = min(_FREE_BYTES + _BYTES_PER_BYTE * len(data), _MAX_HELD_BYTES)
 
     def run(self) -> Plain:
+        """The value that the pickle builds. Raises :class:`Refused`."""
         if len(self._data) < 2 or self._data[0] != _PROTO:
             raise Refused("it is not a pickle of protocol 2 or newer")
         if self._data[1] not in _PROTOCOLS:
@@ -229,9 +230,6 @@ class _Machine:
         else:
             self._pop_to_mark()
 
-    def binfloat(self) -> None:
-        self._push(float(struct.unpack(">d", self._read_bytes(8))[0]), _SCALAR)
-
     def _text(self, width: int) -> None:
         try:
             text = self._read_bytes(width).decode("utf-8", "surrogatepass")
@@ -297,7 +295,7 @@ _STEPS: Final[dict[int, Callable[[_Machine], None]]] = {
     0x88: lambda machine: machine._push(True, 0),  # NEWTRUE
     0x89: lambda machine: machine._push(False, 0),  # NEWFALSE
     ord("M"): lambda machine: machine._push(machine._number(2), _SCALAR),  # BININT2
-    ord("G"): _Machine.binfloat,
+    ord("G"): lambda machine: machine._push(struct.unpack(">d", machine._read_bytes(8))[0], _SCALAR),  # BINFLOAT
     0x8C: lambda machine: machine._text(machine._number(1)),  # SHORT_BINUNICODE
     ord("X"): lambda machine: machine._text(machine._number(4)),  # BINUNICODE
     0x8D: lambda machine: machine._text(machine._number(8)),  # BINUNICODE8

@@ -1,4 +1,4 @@
-"""What a session does on a device besides reading its allocator: marks, phases, failures, and where the models are."""
+"""Marks of a step, phases of allocations, places of failures, and the devices on which the models are."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DeviceWatch:
             self._source.mark(self._log.step, mark)
 
     def take(self) -> Taken:
-        """The events that the source has settled since the last call; called when a step has ended."""
+        """The marks and out-of-memory errors that the source has settled since the last call, when a step has ended."""
         self._placement.note()
         return self._source.take_layers(), self._source.take_ooms()
 
@@ -78,7 +78,7 @@ class Placement:
         self._here: set[str] = set()
         """Names of the parameters that were on the device at a mark."""
         self._all_here_in: int | None = None
-        """The generation of names all of which were on the device."""
+        """The generation of names in which all parameters have been on the device."""
         self._elsewhere: dict[str, str] = {}
         """The device of each parameter that was never on the recorded one."""
         self._offloaded: set[str] = set()
@@ -111,7 +111,7 @@ class Placement:
         every = [each for _, each in self._models.parameters() if each.device.type == self._device_type]
         return frozenset(each.device.index or 0 for each in [each for each in every if each.requires_grad] or every)
 
-    def of_the_run(self, parameters: Iterable[ParameterRecord]) -> Iterator[ParameterRecord]:
+    def recorded(self, parameters: Iterable[ParameterRecord]) -> Iterator[ParameterRecord]:
         """``parameters`` without those that only exist on another device, such as the layers of other ranks' stages.
 
         Offloaded parameters stay if an optimizer has them, or their module or one above it runs.
@@ -122,7 +122,7 @@ class Placement:
                 yield record
 
     def missing(self) -> str | None:
-        """Why the recording says nothing about the model; ``None`` when it does."""
+        """The error if no parameter was ever on the recorded device; ``None`` otherwise."""
         if self._here or self._offloaded or not self._elsewhere:
             return None
         places = " and ".join(sorted(set(self._elsewhere.values())))

@@ -38,7 +38,7 @@ class Marker:
 
 
 def step_on_text(step_on: StepOn | Marker) -> str | None:
-    """What :func:`step_on_of` reads as ``step_on``."""
+    """``step_on`` as the user writes it; ``None`` for steps that ampmem finds. :func:`step_on_of` reads it."""
     if isinstance(step_on, Marker):
         return step_on.text
     return None if step_on is StepOn.FOUND else step_on.value

@@ -60,7 +60,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Asked):
-    """What is asked of a recording, and of what it is."""
+    """The options of one recording: what is asked, and what is recorded into which file."""
 
     path: Path
     """The file to write."""
@@ -77,7 +77,7 @@ class Options(Asked):
 
 
 def options_of(asked: Asked, **of_recording: Any) -> Options:
-    """The options of a recording of which ``asked`` is asked; ``of_recording`` are the other fields."""
+    """``asked`` with the fields of :class:`Options` in ``of_recording``."""
     return Options(**{item.name: getattr(asked, item.name) for item in fields(Asked)}, **of_recording)
 
 

@@ -1,4 +1,4 @@
-"""What a session has seen of a script so far, and whether that is enough to show."""
+"""What a session has seen of a script so far, and whether there is something to show."""
 
 from __future__ import annotations
 

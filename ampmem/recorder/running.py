@@ -18,7 +18,7 @@ from ampmem.recorder.torch_private.general import on_module_before
 
 @dataclass(slots=True, kw_only=True)
 class OpenStep:
-    """What is known of the running step; ``loss`` is scaled if a GradScaler scales it."""
+    """The running step, as far as it is known; ``loss`` is scaled if a GradScaler scales it."""
 
     start_ns: int = field(default_factory=time_ns)
     end_ns: int | None = None
@@ -63,11 +63,11 @@ class RunningUpdate:
         self._log = log
         self.stacks = stacks
         self._began = (0, 0, 0)
-        """Its start, and the ids of its name and of its caller's stack."""
+        """The start of the update, and the ids of its name and of its caller's stack."""
         self.stepping: list[int] = []
         """``id`` of each optimizer whose ``step`` is running: wrappers step inside each other."""
         self.name = ""
-        """Its name, such as ``Adam.step``."""
+        """The name of the update, such as ``Adam.step``."""
 
     def begin(self, optimizer: str) -> None:
         """Note that the ``step`` of an optimizer of this class begins."""

@@ -9,7 +9,7 @@ import os
 import pkgutil
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader
@@ -24,7 +24,7 @@ STDIN = "-"
 """The argument for standard input, as of Python itself."""
 _STDIN_FILE = "<stdin>"
 _WHAT = ("-c", "-m")
-"""Options of Python that say what it runs."""
+"""Options of Python after which the code or the module to run follows."""
 
 # The script's exception classes may override these names.
 _TRACEBACK: Any = vars(BaseException)["__traceback__"]
@@ -222,12 +222,8 @@ def own_traceback(error: BaseException) -> TracebackType | None:
 def script_alone(error: BaseException) -> TracebackType | None:
     """``error``, which stopped the simulation, without its context and without torch's frames."""
     error.__cause__ = error.__context__ = None
-    entries, trace = [], own_traceback(error)
-    while trace is not None:
-        if not is_torch(trace.tb_frame.f_code.co_filename):
-            entries.append(trace)
-        trace = trace.tb_next
-    _TRACEBACK.__set__(error, _linked_up(entries))
+    entries = _entries(own_traceback(error))
+    _TRACEBACK.__set__(error, _linked_up([each for each in entries if not is_torch(each.tb_frame.f_code.co_filename)]))
     return error.__traceback__
 
 
@@ -245,11 +241,16 @@ def _linked(error: BaseException) -> list[BaseException]:
     return [each for each in linked if each is not None]
 
 
-def _own(trace: TracebackType | None) -> TracebackType | None:
-    entries = []
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
+    """The entries of a traceback, outermost first."""
     while trace is not None:
-        entries.append(trace)
+        yield trace
         trace = trace.tb_next
+
+
+def _own(trace: TracebackType | None) -> TracebackType | None:
+    """``trace`` without ampmem's frames."""
+    entries = list(_entries(trace))
     started = [i for i, entry in enumerate(entries) if entry.tb_frame.f_code is execute.__code__]
     return _linked_up(_without_ours(entries[started[-1] + 1 :] if started else entries))
 

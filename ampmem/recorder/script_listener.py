@@ -44,7 +44,7 @@ _RAN_ELSEWHERE = (
 
 
 class Driver(Protocol):
-    """What the listener asks of the session."""
+    """The part of a session that the listener calls."""
 
     def on_thread(self) -> bool:
         """Whether the calling thread is the recorded one, or an autograd thread that runs its backward."""

@@ -411,7 +411,7 @@ class Session:
             self._notes.add(warning(_NEVER_RAN.format(idle=len(idle), trained=trained, name=idle[0])))
 
     def _unfinished_step(self) -> StepRecord:
-        """The step in which memory ran out, or the script's setup; notes what else is known by then."""
+        """The step in which memory ran out, or the setup; logs the optimizers' state and the update that is running."""
         self.models.add_registered()
         for optimizer in self.optimizers:
             self._hooks.optimizers.note_kept(optimizer)

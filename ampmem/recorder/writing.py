@@ -28,7 +28,7 @@ from ampmem.recorder.compiled.code import BACKWARD, CompiledCode, Who
 from ampmem.recorder.device import Taken
 from ampmem.recorder.facts.log import ELSEWHERE, Log, OpColumns
 from ampmem.recorder.hooks.every import Hooks
-from ampmem.recorder.marker import Marker
+from ampmem.recorder.marker import step_on_text
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import IN_PLACE, Outcome
@@ -39,7 +39,7 @@ from ampmem.recorder.steering.precision import precision_record
 from ampmem.recording import Batch, Description, RecordingWriter
 from ampmem.recording.database import written_here
 from ampmem.version import __version__
-from ampmem.vocabulary import LOW_PRECISION, Precision, StepOn
+from ampmem.vocabulary import LOW_PRECISION, Precision
 
 
 def run_record(options: Options, source: Source) -> RunRecord:
@@ -56,18 +56,12 @@ def run_record(options: Options, source: Source) -> RunRecord:
         world_size=place.world_size,
         script=options.script,
         arguments=options.arguments,
-        step_on=_words(options.step_on),
+        step_on=step_on_text(options.step_on) or "",
         local_rank=place.local_rank,
         job=place.job,
         assume=options.assume,
         script_sha256=options.script_sha256,
     )
-
-
-def _words(step_on: StepOn | Marker) -> str:
-    if isinstance(step_on, Marker):
-        return step_on.text
-    return "" if step_on is StepOn.FOUND else step_on.value
 
 
 class Notes:
@@ -109,7 +103,7 @@ class Describer:
         """The current description. Goes through all parameters, and reads them anew if one has changed."""
         seen, optimizers = self.listener, self.hooks.optimizers
         own = map(optimizers.assign, optimizers.own_parameters.values())
-        parameters = tuple(seen.placement.of_the_run([*seen.models.records(optimizers.assign), *own]))
+        parameters = tuple(seen.placement.recorded([*seen.models.records(optimizers.assign), *own]))
         return Description(
             precision=precision_record(
                 seen.precision_seen,

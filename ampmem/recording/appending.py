@@ -162,7 +162,7 @@ class AppendedFile:
         self._database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def _insert_cells(self, table: str, cells: list[Any], width: int, columns: str = "") -> None:
-        """Insert the rows of ``width`` cells each that ``cells`` has one after the other."""
+        """Insert rows of ``width`` cells each; ``cells`` has the cells of all rows, one row after the other."""
         start = 0
         for at_once in AT_ONCE:
             size = at_once * width
@@ -177,12 +177,12 @@ class AppendedFile:
             self._insert_cells(table, list(chain.from_iterable(rows)), len(rows[0]))
 
     def _finish(self) -> None:
-        """Write all that waits: into the file, or, if a reader holds it, into a copy."""
+        """Write the waiting inserts: into the file, or, if a reader holds its lock, into a copy that replaces it."""
         if not self._commit(_LAST_PATIENCE_MS):
             self._move()
 
     def _move(self) -> None:
-        """Write what waits into a copy that replaces the file: a reader that never ends keeps the old one."""
+        """Write the waiting inserts into a copy that replaces the file: a reader that never ends keeps the old file."""
         half = half_written(self.path)
         try:
             if self._identity() != identity_of(self.path):
@@ -227,7 +227,7 @@ def cells_of(records: Sequence[object]) -> list[tuple[object, ...]]:
 
 @cache
 def places(count: int, rows: int = 1) -> str:
-    """The SQL for the values of so many rows of ``count`` cells each."""
+    """The SQL for the values of ``rows`` rows of ``count`` cells each: ``VALUES (?, ?), (?, ?)``."""
     row = f"({', '.join('?' * count)})"
     return f"VALUES {', '.join([row] * rows)}"
 

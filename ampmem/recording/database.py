@@ -165,7 +165,7 @@ WATCHED = Layout(
 )
 
 
-def begins(path: Path) -> bytes:
+def first_bytes(path: Path) -> bytes:
     """The first bytes of the file at ``path``; none if it cannot be read, or is a pipe or a device."""
     try:
         if path.is_file():
@@ -178,7 +178,7 @@ def begins(path: Path) -> bytes:
 
 def is_watched(path: Path) -> bool:
     """Whether ``path`` is the file of a watched run, even if it is damaged."""
-    start = begins(path)
+    start = first_bytes(path)
     return start.startswith(MAGIC) and start[_APPLICATION_AT:] == _WATCHED_ID.to_bytes(4, "big")
 
 
@@ -235,7 +235,7 @@ class Database:
         connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, _SCHEMA_TEXT)
         connection.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 100)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        connection.set_progress_handler(self._worked, _STEPS_BETWEEN_LOOKS)
+        connection.set_progress_handler(self._works_too_much, _STEPS_BETWEEN_LOOKS)
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
             connection.execute(f"PRAGMA {pragma}")
         self._check_version()
@@ -291,8 +291,8 @@ class Database:
         if self._text_left < 0:
             raise ValueError("its texts are longer than the file")
 
-    def _worked(self) -> bool:
-        """Whether to give up; SQLite calls it every now and then."""
+    def _works_too_much(self) -> bool:
+        """Whether SQLite, which calls this every :data:`_STEPS_BETWEEN_LOOKS` steps, works too long for such a file."""
         self._steps += _STEPS_BETWEEN_LOOKS
         return self._steps > _STEPS_FOR_ANY_FILE + 2 * self._size
 

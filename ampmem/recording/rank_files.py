@@ -133,8 +133,8 @@ def remove_left_over(path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR)
         try:
             # A recording may have replaced the claim before the file was opened, or before it was locked.
-            begins = os.pread(descriptor, len(_CLAIM), 0) if lock_file(descriptor) else b""
-            if begins == _CLAIM.encode() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            beginning = os.pread(descriptor, len(_CLAIM), 0) if lock_file(descriptor) else b""
+            if beginning == _CLAIM.encode() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 path.unlink()
         finally:
             os.close(descriptor)

@@ -45,7 +45,7 @@ from ampmem.recording.database import (
     WATCHED_RUN,
     Database,
     Layout,
-    begins,
+    first_bytes,
     is_watched,
     is_written_here,
     opened,
@@ -64,7 +64,7 @@ _STEPS = 1_000_000
 
 def taken_for_recording(path: Path) -> str | None:
     """What to do with a pickle, perhaps a memory snapshot of PyTorch; ``None`` for any other file."""
-    if not begins(path).startswith(_PICKLES):
+    if not first_bytes(path).startswith(_PICKLES):
         return None
     command = f"ampmem import {shlex.quote(str(path))} -o {shlex.quote(str(path.with_suffix(SUFFIX)))}"
     return f"{path} is a pickle, not a recording; if it is a PyTorch memory snapshot, convert it with: {command}"
@@ -91,7 +91,7 @@ def check_recording(path: Path) -> None:
             f"{path} is only the placeholder of a rank that was killed before it recorded anything; remove the file, "
             "or let the next run replace it"
         )
-    if not (begins(path) or MAGIC).startswith(MAGIC):  # reading reports a file that cannot be opened
+    if not (first_bytes(path) or MAGIC).startswith(MAGIC):  # reading reports a file that cannot be opened
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged (file is not a database)")
 
 
@@ -99,14 +99,14 @@ def taken_for_script(path: Path) -> str | None:
     """What to do with a recording or a pickle given as a script; ``None`` for any other file."""
     if is_watched(path):
         return f"{path} is a watched run, not a script; show it with: ampmem show {shlex.quote(str(path))}"
-    if begins(path).startswith(MAGIC):
+    if first_bytes(path).startswith(MAGIC):
         return f"{path} is a recording, not a script; show it with: ampmem show {shlex.quote(str(path))}"
     return taken_for_recording(path)
 
 
 def is_recording(path: Path) -> bool:
     """Whether ``path`` is a recording of any version of ampmem, even if its steps are damaged."""
-    if not begins(path).startswith(MAGIC) or is_watched(path):
+    if not first_bytes(path).startswith(MAGIC) or is_watched(path):
         return False
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -212,7 +212,8 @@ def _check_of(name: str, hint: Any) -> _Check:
     if origin is tuple:
         return _list_of(_check_of(name, arguments[0]), DIMENSIONS if arguments[0] is int else ITEMS)
     if origin is not None and issubclass(origin, Mapping):
-        return _mapping_of(_check_of(name, arguments[1]))
+        check = _check_of(name, arguments[1])
+        return lambda cell: {text(key, NAME): check(value) for key, value in _mapping(cell).items()}
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return lambda cell: hint(text(cell, NAME))
     if isinstance(hint, type) and is_dataclass(hint):
@@ -244,10 +245,6 @@ def _list_of(check: _Check, most: int) -> _Check:
         return tuple(map(check, items))
 
     return checked
-
-
-def _mapping_of(check: _Check) -> _Check:
-    return lambda cell: {text(key, NAME): check(value) for key, value in _mapping(cell).items()}
 
 
 def _mapping(cell: object) -> dict[str, object]:
@@ -327,12 +324,12 @@ def read(path: Path) -> Recording:
     if not here:
         check_recording(path)
     with refused(path, RECORDING):
-        recording = _checked(path)
+        recording = _read_whole(path)
         if recording.ended is False and (here or being_written(path)):
             notes = (note for note in recording.notes if note != NOT_ENDED)
             return replace(recording, ended=None, notes=(*notes, STILL_WRITTEN))
         if recording.ended is False and _ended_meanwhile(path):
-            return _checked(path)
+            return _read_whole(path)
         return recording
 
 
@@ -380,7 +377,7 @@ def _error_text(error: Exception) -> str:
 
 
 def check_whole(database: Database, header: Mapping[str, Mapping[str, object]]) -> None:
-    """Raise ``ValueError`` for a table with other rows than those of the last transaction, if their number is known."""
+    """Raise ``ValueError`` if a table has not as many rows as the last transaction has noted, if it has noted them."""
     written, tables = header.get(ROWS), database.rows_read.keys() - set(UNCOUNTED)
     if written is not None and any(database.rows_read[table] != written.get(table, 0) for table in tables):
         raise ValueError(_TORN)
@@ -414,7 +411,8 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
     )
 
 
-def _checked(path: Path) -> Recording:
+def _read_whole(path: Path) -> Recording:
+    """The recording at ``path`` as of one moment, with all its checks."""
     with opened(path) as database:
         header = header_of(database)
         recording = _recording_of(database, header)

@@ -27,7 +27,7 @@ from ampmem.recording.database import (
 )
 from ampmem.recording.reader import check_whole, header_of, notes_of, record_of, records_of, refused
 from ampmem.recording.watched import Ending, Full, Grown, Row, WatchedHeader, WatchedRun, Why
-from ampmem.recording.writer import unpacked
+from ampmem.recording.writer import unpack_into
 
 MOST_ROWS = MOST_WATCHED
 """Number of rows at which the older half is thinned out."""
@@ -83,7 +83,7 @@ class WatchedFile(AppendedFile):
         return number
 
     def drop(self, number: int) -> None:
-        """Remove the full recording ``number``; what follows takes its room in the file."""
+        """Remove the full recording ``number``; later rows take its room in the file."""
         self._write(partial(self._delete, "full_recording", "number", [number]))
 
     def _delete(self, table: str, key: str, values: Sequence[int]) -> None:
@@ -100,7 +100,7 @@ class WatchedFile(AppendedFile):
         self._write(partial(self._insert_cells, "note", [encodable], 1))
 
     def grown(self, grown: Grown) -> None:
-        """Append what has grown."""
+        """Append the memory that has grown, by holder."""
         self._write(partial(self._insert_records, "grown", [grown]))
 
     def end(self, ending: Ending) -> None:
@@ -109,7 +109,7 @@ class WatchedFile(AppendedFile):
         self._write(partial(self._write_meta, {WATCHED_END: asdict(ending)}))
 
     def close(self) -> None:
-        """Write what waits for a reader, and close the file; a second call does nothing."""
+        """Write the inserts that wait for a reader, and close the file; a second call does nothing."""
         try:
             if self._lock is not None:
                 self._database.execute("PRAGMA journal_mode = DELETE")
@@ -166,8 +166,7 @@ def extract(run: WatchedRun, full: Full, into: Path) -> None:
     """Write the full recording to ``into``, replacing it. Raises :class:`RecordingError` if it is damaged."""
     try:
         with into.open("wb") as stream:
-            for piece in unpacked(full.packed, MOST_UNPACKED * len(full.packed)):
-                stream.write(piece)
+            unpack_into(stream, full.packed, MOST_UNPACKED * len(full.packed))
     except (ValueError, zlib.error) as error:
         raise RecordingError(f"full recording {full.number} of {run.path} is damaged: {error}") from error
 

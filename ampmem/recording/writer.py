@@ -16,7 +16,7 @@ from functools import partial
 from json import dumps, loads
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 
@@ -373,8 +373,7 @@ def unpack(text: str, events: int) -> Recording:
             path = Path(folder) / "recording"
             most = _LEAST + _FOR_EACH_EVENT * events + _FOR_EACH_BYTE * len(packed)
             with path.open("wb") as stream:
-                for piece in unpacked(packed, most):
-                    stream.write(piece)
+                unpack_into(stream, packed, most)
             if not is_recording(path):
                 raise ValueError("what was packed is not a recording")
             try:
@@ -387,14 +386,14 @@ def unpack(text: str, events: int) -> Recording:
         raise UsageError(f"cannot write a temporary file: {error}") from error
 
 
-def unpacked(packed: bytes, most: int) -> Iterator[bytes]:
-    """The unpacked bytes in pieces. Raises ``ValueError`` for more than ``most``, and for a truncated stream."""
+def unpack_into(stream: BinaryIO, packed: bytes, most: int) -> None:
+    """Write the unpacked bytes to ``stream``. Raises ``ValueError`` for more than ``most``, and for a cut-off end."""
     unpacker, rest = zlib.decompressobj(), packed
     while piece := unpacker.decompress(rest, _PIECE):
         most -= len(piece)
         if most < 0:
             raise ValueError("it unpacks to too many bytes")
-        yield piece
+        stream.write(piece)
         rest = unpacker.unconsumed_tail
     if not unpacker.eof or unpacker.unused_data:
         raise ValueError("it is cut off, or has extra data after its end")

@@ -1,4 +1,4 @@
-"""What the running code does with the answer to a question: an answer that makes it raise is not a healthy run's."""
+"""What the running code does after "yes" and after "no" to a question about unknown values, such as to raise."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from ampmem.own_code import OWN_FOLDERS, is_torch
+from ampmem.own_code import OWN_FOLDERS, is_torch, with_callers
 
 _ASKS = tuple(f"/torch/{folder}/" for folder in ("amp", "distributions", "nn", "optim"))
-"""Folders of torch whose code asks questions of its own, instead of passing the script's on."""
+"""Folders of torch whose code asks its own questions; other code of torch passes on the script's."""
 _MOST = 400
 """Maximum number of instructions followed."""
 _RAISES, _REPEATS = "raises", "repeats"
@@ -35,13 +35,11 @@ def answer_that_goes_on(usual: object) -> bool | None:
 
 def _asking() -> FrameType | None:
     """The frame that asks: the innermost one that is neither ampmem's nor a part of torch that passes questions on."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in with_callers(sys._getframe(1)):
         file = frame.f_code.co_filename
         passes_on = is_torch(file) and not any(folder in file for folder in _ASKS)
         if not passes_on and not file.startswith((*OWN_FOLDERS, "<frozen")):
             return frame
-        frame = frame.f_back
     return None
 
 
@@ -52,7 +50,7 @@ class _Code(NamedTuple):
     places: dict[int, int]
 
     def at(self, offset: int) -> int:
-        """The index of the instruction that runs; Python may point into the cache behind it, or at its first half."""
+        """The index of the instruction that runs at ``offset``, which may be that of its inline cache or PRECALL."""
         place = bisect_right(list(self.places), offset) - 1
         return place + (self.instructions[place].opname == "PRECALL")
 

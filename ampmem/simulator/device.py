@@ -77,10 +77,10 @@ class SimulatedDevice:
         self.allocator = DeviceCachingAllocator(
             settings, total_memory=gpu.total_memory, outside=gpu.context.least, oldest_first=_OLDEST_FIRST
         )
-        self.order = StreamOrder(self.allocator.recorded_events)
+        self.order = StreamOrder(lambda stream: self.allocator.streams.recorded.get(stream, 0))
         self._environment = environment
         self.in_force = ("", "")
-        """What set the allocator (a variable or a function of torch), and its value; both empty if nothing did."""
+        """The variable or function of torch that set the allocator, and the settings as text; both empty by default."""
         self.recorder: Callable[[DeviceEvent], None] | None = None
         self.on_workspace: Callable[[int, str], None] | None = None
         """Called with the address of every workspace and its library."""
@@ -169,7 +169,7 @@ class SimulatedDevice:
             self.bury()
 
     def bury(self) -> None:
-        """Free the blocks of freed storages, unless the thread that holds the allocators will."""
+        """Free the blocks of freed storages; if a thread holds the allocators, it does so afterwards."""
         while self._dead and not self._busy and self.lock.acquire(blocking=False):
             self._busy = True
             try:

@@ -81,8 +81,8 @@ class Extras:
             return convolution_of(func, args, result).course(result)
         return course_of(func, args, result, self._device.gpu)
 
-    def after(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """Book what ``func`` allocated besides ``result``, which it has returned."""
+    def note_result(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        """Allocate the workspaces and scratch of ``func``, which has returned ``result``."""
         device = self._device
         if not _matters(func) or device.label != "cuda" or not _on_gpu(result):
             return
@@ -100,6 +100,7 @@ class Extras:
             device.leave_out(missing)
 
     def _blas(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        """Allocate the workspaces of cuBLAS and cuBLASLt for the matrix product ``func``, where it needs new ones."""
         capability = self._device.gpu.compute_capability
         size = cublas(capability, os.environ)
         by_lt = func in _LT_MATMULS and (

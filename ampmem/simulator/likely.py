@@ -22,11 +22,11 @@ aten = torch.ops.aten
 
 
 _Numbers: TypeAlias = "weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[torch.dtype, Number]]"
-"""The number that all elements of a storage are, as a dtype."""
+"""The dtype and value that all elements of a storage have."""
 
 
 class Written(NamedTuple):
-    """What ``storage`` holds after a write."""
+    """A write after which ``storage`` holds ``values``."""
 
     storage: torch.UntypedStorage
     values: torch.UntypedStorage
@@ -47,20 +47,20 @@ class Likely(Known):
         self._known = known
         self._numbers: _Numbers = weakref.WeakKeyDictionary()
         self._blank: _Numbers = weakref.WeakKeyDictionary()
-        """Likewise, the numbers of tensors that were filled with one: only for what is computed with even routing."""
+        """The same for tensors that an op filled with one number; used only together with values of even routing."""
         self._even: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def are_even(self, tensor: torch.Tensor) -> bool:
         """Whether the values of ``tensor`` depend on even routing."""
         return isinstance(tensor, FakeTensor) and tensor.untyped_storage() in self._even
 
-    def of(self, tensor: Any) -> torch.Tensor | None:
+    def values_of(self, tensor: Any) -> torch.Tensor | None:
         """The known or likely values of ``tensor`` as a CPU tensor, not to be written to; ``None`` without any."""
-        known = self._known.of(tensor)
+        known = self._known.values_of(tensor)
         if known is not None:
             return known
         alike = _all_alike(tensor, self._numbers)
-        return super().of(tensor) if alike is None else alike
+        return super().values_of(tensor) if alike is None else alike
 
     def fill(self, tensor: torch.Tensor, number: Number) -> None:
         """Note that all of ``tensor``, which fills its memory, is likely ``number``."""
@@ -76,8 +76,8 @@ class Likely(Known):
         self._blank.pop(storage, None)
         self._even.discard(storage)
 
-    def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Note what ``result``, which ``func`` returned for these arguments, likely is."""
+    def note_result(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note the likely values of ``result``, which ``func`` returned for these arguments."""
         number = _FILLS[func](args) if func in _FILLS else None
         if isinstance(number, (int, float)) and isinstance(result, FakeTensor):
             if result.numel() * result.element_size() == result.untyped_storage().nbytes():
@@ -88,9 +88,9 @@ class Likely(Known):
             if not any(map(self.are_even, given)):
                 # One number for all elements needs no memory for them, so it is tried first.
                 if not self._fill_alike(func, args, kwargs, result) and _few_elements(given):
-                    super().after(func, args, kwargs, result)
+                    super().note_result(func, args, kwargs, result)
                 return
-            super().after(func, self._beside_even(func, args), kwargs, result)
+            super().note_result(func, self._beside_even(func, args), kwargs, result)
             results = result if isinstance(result, (tuple, list)) else (result,)
             self._even.update(each.untyped_storage() for each in results if self._has(each))
         elif func in _CHECKS and (answer := _CHECKS[func](args)) is not None:
@@ -98,18 +98,18 @@ class Likely(Known):
         if func in _CHOICES:
             self._choose(*_CHOICES[func](args, kwargs, result))
 
-    def made(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """As for known values, if some of the arguments' values are likely."""
+    def sized_result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """As :meth:`Known.sized_result`, for arguments of which some values are likely."""
         given = list(fakes_in(args))
         if not any(map(self._has, given)) or not (_few_elements(given) or any(map(self.are_even, given))):
             return None
-        result = super().made(func, args, kwargs)
+        result = super().sized_result(func, args, kwargs)
         if result is not None and any(map(self.are_even, given)):
             self._even.update(each.untyped_storage() for each in fakes_in((result,)))
         return result
 
     def written_by(self, func: Any, args: Any, kwargs: Any) -> Written | None:
-        """What a write to the first argument leaves there, if it depends on even routing and the rest is known, too."""
+        """What ``func`` writes to its first argument if that is known and depends on even routing; else ``None``."""
         if not args or not isinstance(args[0], FakeTensor) or not _writes_first(func):
             return None
         if not any(map(self.are_even, fakes_in((*args, *kwargs.values())))):
@@ -125,16 +125,10 @@ class Likely(Known):
         return Written(storage, values)
 
     def write(self, written: Written) -> None:
-        """Note a write."""
+        """Keep the values of ``written``."""
         self.forget(written.storage)
         self.held[written.storage] = written.values
         self._even.add(written.storage)
-
-    def note_even(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
-        """Note that ``tensor`` is ``real`` if routing is even."""
-        self.note(tensor, real)
-        if self._has(tensor):
-            self._even.add(tensor.untyped_storage())
 
     def _has(self, tensor: Any) -> bool:
         """Whether values of ``tensor`` are noted here."""
@@ -144,7 +138,9 @@ class Likely(Known):
         return storage in self.held or storage in self._numbers
 
     def _real(self, value: Any, func: Any) -> Any:
-        blank = _all_alike(value, self._blank) if isinstance(value, FakeTensor) and self.of(value) is None else None
+        blank = (
+            _all_alike(value, self._blank) if isinstance(value, FakeTensor) and self.values_of(value) is None else None
+        )
         return super()._real(value, func) if blank is None else blank
 
     def _beside_even(self, func: Any, args: Any) -> Any:
@@ -158,7 +154,7 @@ class Likely(Known):
 
         def unknown(value: Any) -> bool:
             made = isinstance(value, FakeTensor) and value.untyped_storage() not in self._blank
-            return made and value.numel() <= most and self.of(value) is None
+            return made and value.numel() <= most and self.values_of(value) is None
 
         return [_stand_in(each) if unknown(each) else each for each in args]
 
@@ -169,7 +165,7 @@ class Likely(Known):
         if held is not None:
             copy: torch.UntypedStorage = held.clone()
             return copy
-        values = self.of(tensor)
+        values = self.values_of(tensor)
         if values is None:
             values = _all_alike(tensor, self._blank)
         whole = tensor.numel() * tensor.element_size() == storage.nbytes()
@@ -181,7 +177,7 @@ class Likely(Known):
         return copied
 
     def _fill_alike(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
-        """Note a result that is one number because each argument is one, computed with one element of each."""
+        """Note a result whose elements are all equal since those of each argument are; returns whether it is one."""
         places = [place for place, each in enumerate(args) if isinstance(each, FakeTensor)]
         alike = {place: _all_alike(args[place], self._numbers) for place in places}
         one, numbers = list(args), []
@@ -204,7 +200,7 @@ class Likely(Known):
 
         All choices together take turns, and so do the first choices of all rows, the second ones, and so on.
         """
-        if self.of(chosen) is not None or chosen.numel() > _MOST_CHOSEN or columns < 1:
+        if self.values_of(chosen) is not None or chosen.numel() > _MOST_CHOSEN or columns < 1:
             return
         if columns > _EXPERTS and chosen.numel() < columns:
             return
@@ -216,7 +212,9 @@ class Likely(Known):
             turns = (first + torch.arange(each, device="cpu")).remainder_(columns)
             if dim >= 0:
                 turns = turns.view(*(size for at, size in enumerate(chosen.shape) if at != dim), -1).movedim(-1, dim)
-            self.note_even(chosen, turns.reshape(chosen.shape).to(chosen.dtype))
+            self.note(chosen, turns.reshape(chosen.shape).to(chosen.dtype))
+            if self._has(chosen):
+                self._even.add(chosen.untyped_storage())
 
     def _small(self, tensor: torch.Tensor) -> bool:
         return tensor.numel() <= self.MOST
@@ -288,7 +286,7 @@ _FILLS: dict[Any, Callable[[Any], Any]] = {
     aten.zero_.default: lambda args: 0,
     aten.fill_.Scalar: lambda args: args[1],
 }
-"""The number in the result of an op that fills, by its arguments."""
+"""The number with which an op fills its result, by the op's arguments."""
 
 _EXTREMES = frozenset(
     getattr(getattr(aten, name), overload)

@@ -18,7 +18,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import flop_registry
 
 from ampmem.additions import ADD, InPlaceAdditions
-from ampmem.own_code import is_running, script_line
+from ampmem.own_code import is_running, script_line, with_callers
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.extras import Extras
@@ -124,9 +123,10 @@ _IN_FORMULA: dict[str, dict[Any, Any]] = {
     "VarMeanBackward0": {},
     "StdMeanBackward0": {},
 }
-"""Nodes whose formulas write into tensors that they made themselves, with the ops that are in place there.
+"""Autograd nodes whose formulas write into their own new tensors, with the ops that are in place there.
 
-Or with none, if a sum only looks like one of the engine's. Sources: ``FunctionsManual.cpp``, ``derivatives.yaml``.
+A node has no such ops if only its sums have to be told from those of the engine. Sources: ``FunctionsManual.cpp``,
+``derivatives.yaml``.
 """
 
 
@@ -163,7 +163,7 @@ class Accumulation:
             return _IN_PLACE[func]
         return func
 
-    def after(self, func: Any, result: Any) -> None:
+    def note_result(self, func: Any, result: Any) -> None:
         """Note the ``result`` of ``func``: new zeros may be written to."""
         if self._node[0] and isinstance(result, FakeTensor) and running_node() == self._node:
             self._made.add(result.untyped_storage())
@@ -201,10 +201,9 @@ def _like_first(args: Sequence[Any]) -> bool:
 
 def _called_by_engine() -> bool:
     """Whether the engine called the op directly, not Python code such as a Function's backward or a hook."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
-        frame = frame.f_back
-    return frame is not None and frame.f_code is general.ENGINE_CALLER
+    codes = (frame.f_code for frame in with_callers(sys._getframe(1)))
+    caller = next((code for code in codes if not code.co_filename.startswith(_OWN)), None)
+    return caller is general.ENGINE_CALLER
 
 
 def _dense(tensor: torch.Tensor) -> bool:
@@ -367,7 +366,7 @@ class SimulatedMode(SharedFakeTensorMode):
             return made
         if not self._concerns(func, types, args, kwargs):
             result = func(*args, **kwargs)
-            self.made_up.after(args, result)
+            self.made_up.note_result(args, result)
             return result
         if kwargs.get("layout") not in _DENSE:
             raise stop(no_layout(kwargs["layout"]))
@@ -421,21 +420,21 @@ class SimulatedMode(SharedFakeTensorMode):
         if not (self._inside or functions):
             self._give_memory(func, args, kwargs, result)
             self.work.add(func, args, kwargs, result)
-            self.additions.after(func, result)
+            self.additions.note_result(func, result)
             self._note_values(func, *given, result)
         return result
 
     def _note_values(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        self.known.after(func, args, kwargs, result)
-        self.likely.after(func, args, kwargs, result)
+        self.known.note_result(func, args, kwargs, result)
+        self.likely.note_result(func, args, kwargs, result)
 
     def _of_known_size(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an op whose size depends on values that are known or likely; otherwise ``None``."""
         if not general.has_size_of_data(func):
             return None
-        result = self.known.made(func, args, kwargs)
+        result = self.known.sized_result(func, args, kwargs)
         if result is None and not (func in DISTINCT and _DISTINCT in self.assumed.fractions):
-            result = self.likely.made(func, args, kwargs)
+            result = self.likely.sized_result(func, args, kwargs)
             if result is not None and not _has_least(func, args, kwargs, result):
                 self.guesses.note_choice(routes=True)
         if result is not None:
@@ -443,6 +442,7 @@ class SimulatedMode(SharedFakeTensorMode):
         return result
 
     def _concerns(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether ``func`` runs on fake tensors: it involves the device, or makes a large tensor."""
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":
             check_index(torch.device(device).index)
@@ -508,30 +508,31 @@ class SimulatedMode(SharedFakeTensorMode):
                 device.born(tensor.untyped_storage())
         if func in _RESIZING and isinstance(args[0], FakeTensor):
             device.resized(args[0].untyped_storage())
-        self.accumulation.after(func, result)
-        self.extras.after(func, args, kwargs, result)
+        self.accumulation.note_result(func, result)
+        self.extras.note_result(func, args, kwargs, result)
 
     # -- ops that need the values -------------------------------------------------------------------
 
     def _own_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run ``func`` by ampmem's replacement in :data:`KERNELS`."""
         if func in DISTINCT and (result := self._of_known_size(func, args, kwargs)) is not None:
             return result
         with general.without_autocast():  # autocast has cast the arguments, and must not cast inside
             result = KERNELS[func](self._finds, *args, **kwargs)
         if result is NotImplemented:
             return self.run(func, args, kwargs)
-        self.extras.after(func, args, kwargs, result)
+        self.extras.note_result(func, args, kwargs, result)
         self._note_values(func, args, kwargs, result)
         return result
 
     def _number_found(self, op: str, tensor: torch.Tensor, elements: int) -> int:
         """Number of the ``elements`` of ``tensor`` that an op finds."""
-        known = self.known.of(tensor)
+        known = self.known.values_of(tensor)
         if known is not None and op == "nonzero":
             self.device_model.synchronize_current()
             return int(known.count_nonzero())
         fraction = self.assumed.fractions.get(op)
-        likely = self.likely.of(tensor) if fraction is None and op == "nonzero" else None
+        likely = self.likely.values_of(tensor) if fraction is None and op == "nonzero" else None
         if likely is not None:
             self.device_model.synchronize_current()
             if self.likely.are_even(tensor):
@@ -557,9 +558,9 @@ class SimulatedMode(SharedFakeTensorMode):
         self.known.fill(found, known or 0.0)
 
     def _update_scale(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Update the scale: it grows with finite gradients; an infinity that was not checked for was not there."""
+        """Update the scale, which grows with finite gradients; unchecked gradients are taken as finite."""
         scale, growth, found, *how = args
-        known = [self.known.of(tensor) for tensor in (scale, growth)]
+        known = [self.known.values_of(tensor) for tensor in (scale, growth)]
         copies = [each.clone() for each in known if each is not None]
         infinite = self.known.number(found) or 0.0
         result = self.run(func, args, kwargs)

@@ -1,4 +1,4 @@
-"""Ops that torch cannot run without values or a GPU, or runs as several ops where a GPU runs one.
+"""Replacements of ops that torch cannot run without values or a GPU, or runs as several ops where a GPU runs one.
 
 Each runs on fake tensors what PyTorch's host code runs on CUDA tensors, and makes the tensors that the CUDA kernel
 makes, in the same order: intermediate tensors have memory for as long as they live there.
@@ -462,14 +462,11 @@ COMPOSITES: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Number of elements that an op finds in a tensor; ``gpu`` is the simulated GPU."""
+    """What the replacements of ops need; ``gpu`` is the simulated GPU."""
 
     count: Callable[[str, Tensor, int], int]
+    """Returns how many of so many elements of a tensor an op finds: the known number, or as ``--assume`` says."""
     gpu: GpuSpec
-
-    def __call__(self, op: str, tensor: Tensor, elements: int) -> int:
-        """Number of ``elements`` that this op finds: the known number, or as ``--assume`` says."""
-        return self.count(op, tensor, elements)
 
 
 OpAnswer: TypeAlias = Callable[..., Any]
@@ -530,7 +527,7 @@ def _sort(found: Found, tensor: Tensor, *, stable: bool | None = None, dim: int 
 
 
 def _nonzero(found: Found, tensor: Tensor) -> Tensor:
-    return nonzero_places(tensor, lambda: found("nonzero", tensor, tensor.numel()), found.gpu)
+    return nonzero_places(tensor, lambda: found.count("nonzero", tensor, tensor.numel()), found.gpu)
 
 
 def nonzero_places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
@@ -585,7 +582,7 @@ def _accumulating(op: Any) -> OpAnswer:
 def _unique(
     found: Found, tensor: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
-    count = found("unique", tensor, tensor.numel())
+    count = found.count("unique", tensor, tensor.numel())
     values = tensor.new_empty((count,))
     inverse = tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=torch.int64)
     return values, inverse, tensor.new_empty((count if return_counts else 0,), dtype=torch.int64)
@@ -608,18 +605,12 @@ def _unique_dim(
     return_counts: bool = False,
 ) -> Any:
     length = tensor.shape[dim]
-    count = found("unique", tensor, length)
+    count = found.count("unique", tensor, length)
     inverse = tensor.new_empty((length if return_inverse else 0,), dtype=torch.int64)
     counts = tensor.new_empty((count if return_counts else 0,), dtype=torch.int64)
     shape = list(tensor.shape)
     shape[dim] = count
     return tensor.new_empty(shape), inverse, counts
-
-
-def _unique_dim_consecutive(
-    found: Found, tensor: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
-) -> Any:
-    return _unique_dim(found, tensor, dim, True, return_inverse, return_counts)
 
 
 def _pack_padded_sequence(found: Found, tensor: Tensor, lengths: Tensor, batch_first: bool) -> Any:
@@ -640,7 +631,7 @@ DISTINCT: dict[Any, OpAnswer] = {
     aten._unique2.default: _unique,
     aten.unique_consecutive.default: _unique_consecutive,
     aten.unique_dim.default: _unique_dim,
-    aten.unique_dim_consecutive.default: _unique_dim_consecutive,
+    aten.unique_dim_consecutive.default: lambda found, tensor, dim, *how: _unique_dim(found, tensor, dim, True, *how),
 }
 
 KERNELS: dict[Any, OpAnswer] = {

@@ -72,10 +72,10 @@ class ValueReads:
         return mode.guesses.read(tensor, likely)
 
     def _all_or_any(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Yes, if nobody knows: scripts ask whether everything is as expected, and whether there is anything to do."""
+        """``all`` or ``any``; true if unknown: scripts ask whether all is as expected, or whether work is left."""
         mode = self._mode
         result = mode.run(func, args, kwargs)
-        if mode.likely.of(result) is None:
+        if mode.likely.values_of(result) is None:
             mode.likely.fill(result, True)
         return result
 
@@ -102,7 +102,7 @@ class ValueReads:
             if source.numel() < LARGE:
                 return self._read(source, kwargs.get("dtype") or source.dtype)
         result = mode.run(func, (source,), kwargs)
-        if source is not args[0] and (real := mode.known.of(args[0])) is not None:
+        if source is not args[0] and (real := mode.known.values_of(args[0])) is not None:
             mode.known.note(result, real.to(result.dtype))
         return result
 
@@ -111,7 +111,7 @@ class ValueReads:
         target, source, *how = args
         if not _arrives(target, source):
             result = self._mode.run(func, args, kwargs)
-            if isinstance(target, FakeTensor) and (real := self._mode.known.of(source)) is not None:
+            if isinstance(target, FakeTensor) and (real := self._mode.known.values_of(source)) is not None:
                 self._mode.known.note(target, real.to(target.dtype).expand(target.shape))
             return result
         self._wait(source, how[0] if how else kwargs.get("non_blocking"))
@@ -141,16 +141,16 @@ class ValueReads:
         return read
 
     def _note_made_up(self, source: torch.Tensor, read: torch.Tensor) -> None:
-        if self._mode.known.of(source) is None:
+        if self._mode.known.values_of(source) is None:
             self._mode.made_up.add(read)
 
     def _values(self, source: FakeTensor) -> torch.Tensor:
         """The values of ``source``; a single number if all elements are guessed alike."""
         mode = self._mode
         number = mode.guesses.assumed(source.dtype)
-        if number is None and (real := mode.known.of(source)) is not None:
+        if number is None and (real := mode.known.values_of(source)) is not None:
             return real
-        if number is None and (likely := mode.likely.of(source)) is not None:
+        if number is None and (likely := mode.likely.values_of(source)) is not None:
             if mode.likely.are_even(source):
                 mode.guesses.note_choice(routes=_routes(source))
             else:
@@ -162,7 +162,7 @@ class ValueReads:
 
 
 def _routes(choices: FakeTensor) -> bool:
-    """Whether ``choices`` that the script reads decide what runs: a module reads them. Others are only counted."""
+    """Whether ``choices`` decide what runs: a module of the script reads them. Other readers only count them."""
     return not choices.is_floating_point() and is_running(_MODULES)
 
 

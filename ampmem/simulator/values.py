@@ -40,7 +40,7 @@ class Known:
         self.held: weakref.WeakKeyDictionary[torch.UntypedStorage, torch.UntypedStorage] = weakref.WeakKeyDictionary()
         """The values, as bytes on the CPU, by the storage on the device."""
 
-    def of(self, tensor: Any) -> torch.Tensor | None:
+    def values_of(self, tensor: Any) -> torch.Tensor | None:
         """The values of ``tensor`` as a CPU tensor, ``None`` if unknown.
 
         For a tensor on the device it is a view of the kept values: a write to it changes them.
@@ -57,7 +57,7 @@ class Known:
 
     def number(self, tensor: torch.Tensor) -> Number | None:
         """The single number in ``tensor``, ``None`` if unknown."""
-        real = self.of(tensor)
+        real = self.values_of(tensor)
         number: Number | None = None if real is None else real.item()
         return number
 
@@ -82,7 +82,7 @@ class Known:
         """Forget the values of ``storage``, which was written to."""
         self.held.pop(storage, None)
 
-    def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def note_result(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute the values of ``result``, which ``func`` returned for these arguments, if they are known."""
         results = result if isinstance(result, (tuple, list)) else (result,)
         if not results or not all(isinstance(one, FakeTensor) and self._small(one) for one in results):
@@ -108,10 +108,10 @@ class Known:
             return (torch.full(result.shape, settles, dtype=result.dtype, device=_CPU),)
 
     def _is_all(self, operand: Any, answer: bool) -> bool:
-        known = self.of(operand) if isinstance(operand, torch.Tensor) else torch.as_tensor(operand)
+        known = self.values_of(operand) if isinstance(operand, torch.Tensor) else torch.as_tensor(operand)
         return known is not None and bool((known.bool() == answer).all())
 
-    def made(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def sized_result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of ``func``, whose size depends on values, in memory of the device.
 
         ``None`` if a value is unknown.
@@ -139,7 +139,7 @@ class Known:
 
     def _real(self, value: Any, func: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            known = self.of(value)
+            known = self.values_of(value)
             # Some ops read only the shape of a tensor: one without memory of its own stands for it.
             if known is None and func not in _SHAPED_LIKE:
                 raise _Unknown
@@ -172,7 +172,7 @@ def _histogram(tensor: torch.Tensor, *how: Any, **named: Any) -> torch.Tensor:
 
 
 _HERE = {aten.histc.default: _histogram}
-"""What computes an op on the CPU, if the CPU's own kernel does less."""
+"""Functions that compute an op on the CPU where the CPU's own kernel supports less."""
 
 _SETTLES = {
     aten.bitwise_or.Tensor: True,
@@ -243,8 +243,8 @@ class MadeUpTensors:
         """Note that the numbers in ``tensor`` were made up."""
         self._storages.add(tensor.untyped_storage())
 
-    def after(self, given: Sequence[Any], result: Any) -> None:
-        """Note the ``result`` of an op that was computed from what was ``given``."""
+    def note_result(self, given: Sequence[Any], result: Any) -> None:
+        """Note the ``result`` of an op with the arguments ``given``: it is made up if one of them is."""
         if self.follow and self._storages and any(one in self for one in given if isinstance(one, torch.Tensor)):
             for one in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(one, torch.Tensor) and _on_cpu(one):

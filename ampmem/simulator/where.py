@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ampmem.own_code import script_line
 
 
@@ -19,8 +22,17 @@ def stop(why: str) -> NotSimulated:
     return NotSimulated(_stops[-1])
 
 
+def stopping(why: str) -> Callable[..., Any]:
+    """A function that raises the error of :func:`stop` when it is called."""
+
+    def stopped(*_: Any, **__: Any) -> Any:
+        raise stop(why)
+
+    return stopped
+
+
 def take_stops() -> list[str]:
-    """The stops since the last call: if the script reached a step's end, it has caught them."""
+    """The messages of :func:`stop` since the last call; at the end of a step the script has caught their errors."""
     taken = list(dict.fromkeys(_stops))
     _stops.clear()
     return taken

@@ -206,11 +206,11 @@ class _Player:
         """Free ``block``, whose memory other streams use until :meth:`_finish`."""
         self._allocator.counters.allocations -= 1
         self._allocator.counters.allocated -= block.size
-        self._allocator._streams.await_events(self._allocator, block)
+        self._allocator.streams.await_events(self._allocator, block)
 
     def _finish(self, block: Block) -> None:
         """Free one waiting block now, whatever it waits for: the device is known to have come that far."""
-        streams = self._allocator._streams
+        streams = self._allocator.streams
         streams.uses.pop(block, None)
         for stream, queue in streams._queues.items():
             while block in queue:

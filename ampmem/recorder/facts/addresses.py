@@ -25,7 +25,7 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     DTensor and torchao's tensors wrap others (``__tensor_flatten__``), which may be wrappers again; a sparse tensor has
     indices and values.
     """
-    # As a rule; the rest asks C++ several times.
+    # The usual case; the checks below call C++ several times.
     if type(tensor) in PLAIN and tensor.layout is torch.strided:
         return (tensor,)
     try:
@@ -94,9 +94,10 @@ _width_of = torch.Tensor.element_size
 
 
 class AliveBlocks(NamedTuple):
-    """Live blocks of a source: address and bytes of those that are unknown to it, and the bytes of all.
+    """The live blocks of a source; ``total`` is the bytes of all.
 
-    ``seen`` has the addresses of the others, if there are others: hooks have told the source of them, or torch has.
+    ``seen`` has the addresses of those that hooks or torch have told the source of, ``unseen`` address and bytes of
+    the others.
     """
 
     unseen: dict[int, int]

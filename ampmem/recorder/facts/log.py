@@ -78,7 +78,7 @@ class Misses:
 
     def add(self, error: BaseException) -> None:
         """Note that looking at an object of the script raised ``error``."""
-        text = f"{_kind(error)} at {_where(error.__traceback__)}"
+        text = f"{type(error).__name__} at {_where(error.__traceback__)}"
         if text in self._said or len(self._said) == _MOST:
             return
         self._said[text] = None
@@ -91,7 +91,7 @@ class Misses:
             self.note(message)
 
     def why(self) -> str:
-        """A suffix for a message that something was not seen at all: the first errors."""
+        """The errors noted so far, as a suffix for a message that something was not seen; empty without errors."""
         return f" ({'; '.join(self._said)})" if self._said else ""
 
     def guarded(self, look: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -111,10 +111,6 @@ class Misses:
                 return None
 
         return never_compiled(untraced(run))
-
-
-def _kind(error: BaseException) -> str:
-    return type(error).__name__
 
 
 def _where(traceback: TracebackType | None) -> str:
@@ -152,7 +148,9 @@ class See(Protocol):
 
 
 _KEPT = frozenset({Fact.PARAMETER, Fact.BUFFER, Fact.OPTIMIZER_STATE, Fact.MASTER_COPY})
+"""Facts about tensors that the script keeps for long."""
 _TOLD = _KEPT | {Fact.INPUT, Fact.COMMUNICATION, Fact.COLLECTIVE}
+"""Facts about tensors whose storages the source is told of: no op that it sees may have made them."""
 
 
 class Log:
@@ -166,7 +164,7 @@ class Log:
         self.texts = Texts()
         self._see = see
         self.knows: Callable[[frozenset[int]], bool] = lambda addresses: True
-        """Returns whether the source need not be told of the storages at some addresses: it knows them."""
+        """Returns whether the source knows the storages at all these addresses, so that it need not be told of them."""
         self.misses = Misses()
         """Errors inside hooks, noted instead of raised."""
         self.step = NO_STEP
@@ -176,7 +174,7 @@ class Log:
         self.entered: set[int] = set()
         """Text ids of all modules that ran so far."""
         self.casts = 0
-        """How many casts of parameters were seen."""
+        """Number of casts of parameters seen so far."""
         self.in_graph: set[int] = set()
         """Text ids of all modules that ran with gradients on."""
         self.running_op = 0
@@ -202,7 +200,7 @@ class Log:
         self.stamp: Callable[[int], None] | None = None
         """Tags the calling thread's allocations from a given time on; for sources whose own clock is coarse."""
         self.stamps_ops: Callable[[], bool] = lambda: False
-        """Returns whether that has to be done at each op."""
+        """Returns whether :attr:`stamp` has to be called at each op."""
 
     def fact(
         self,
@@ -273,7 +271,7 @@ class Log:
             self.stamp(now)
 
     def begin_step(self, since_ns: int, step: int) -> None:
-        """Log afterwards that everything after ``since_ns`` belongs to ``step``."""
+        """Begin ``step`` in the past: everything logged after ``since_ns`` belongs to it."""
         width = len(PhaseColumns.names())
         # From the newest back: few changes of phase can be later than that time.
         for row in range(len(self._phases) - width, -1, -width):
@@ -325,7 +323,7 @@ class Log:
 
     @property
     def fact_count(self) -> int:
-        """Number of integers of the facts that Python has logged since they were taken last."""
+        """Number of integers in the facts that Python has logged since the last :meth:`take_facts`."""
         return len(self._facts)
 
     def facts_since(self, count: int) -> Column:
@@ -333,7 +331,7 @@ class Log:
         return np.array(self._facts[count:], dtype=np.int64).reshape(-1, len(FactColumns.names()))
 
     def modules_at(self, times: Column) -> Column:
-        """Text ids of the modules that ran at ``times``, all since :meth:`take_modules` was called last."""
+        """Text ids of the modules that ran at ``times``, which are all after the last call of :meth:`take_modules`."""
         known = np.array([0, 0, *self._modules], dtype=np.int64).reshape(-1, 2)
         found: Column = known[np.searchsorted(known[:, 0], times, side="right") - 1, 1]
         return found
@@ -373,9 +371,10 @@ class Repeated:
         """Addresses of the storages of which the source was told."""
 
     def log(self, key: int, read: Callable[[TensorReader, int, int], int] | None, look: Callable[[], None]) -> bool:
-        """Log what ``look`` logs about the tensors that ``read`` reads; returns whether that is known.
+        """Log the facts that ``look`` logs about a set of tensors; returns whether it is the set of the last call.
 
-        ``read`` is called with the extension's reader, and with the number and the key for it.
+        ``read`` reads the set: it is called with the extension's reader, this object's number, and ``key``, which
+        changes when anything else changes that the facts depend on. For the same set the extension logs the facts.
         """
         log, reader, found = self._log, self._log.reader, int(TensorsFound.UNREADABLE)
         if reader is not None and read is not None:

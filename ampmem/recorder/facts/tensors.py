@@ -31,7 +31,7 @@ _FACT = len(FactColumns.names())
 
 
 class Forms:
-    """Text ids of the dtypes and shapes that the extension has numbered; ``read`` is its function that tells them."""
+    """Text ids of the dtypes and shapes that the extension has numbered; ``read`` is its function for one number."""
 
     def __init__(self, read: Any, text_id: Callable[[str], int]) -> None:
         read.argtypes, read.restype = (_I64, ctypes.POINTER(_POINTER), _POINTER), ctypes.c_char_p
@@ -40,7 +40,7 @@ class Forms:
         self._dtypes, self._shapes = array("q", [0]), array("q", [0])
 
     def learn(self, count: int) -> None:
-        """Ask for the forms that are new among the first ``count``."""
+        """Read the forms up to the number ``count`` that are not known yet."""
         sizes, dimensions = _POINTER(), _I64()
         for index in range(len(self._shapes), count):
             dtype = self._read(index, ctypes.byref(sizes), ctypes.byref(dimensions))
@@ -53,13 +53,13 @@ class Forms:
 
 
 class TensorsFound(IntEnum):
-    """What has become of tensors that were to be read."""
+    """The result of reading a set of tensors."""
 
     UNREADABLE = 0
-    """Not all are plain."""
+    """Not all tensors are plain."""
     READ = 1
     REPEATED = 2
-    """They are the same as before, and what was known of them is logged anew."""
+    """The tensors are those of the last call, and the facts kept about them were logged anew."""
 
 
 NOTHING_KNOWN = -2
@@ -69,7 +69,7 @@ NOTHING_KNOWN = -2
 class TensorReader:
     """Reads plain tensors through Python's objects, and logs anew what Python has logged about the same tensors before.
 
-    Of each set of tensors ``number`` is the set's own, and ``key`` stands for what else the facts depend on.
+    ``number`` identifies a set of tensors; ``key`` changes with everything else that the facts about it depend on.
     """
 
     def __init__(self, library: ctypes.PyDLL, text_id: Callable[[str], int]) -> None:
@@ -101,9 +101,9 @@ class TensorReader:
         return None
 
     def modules(self, number: int, key: int, parameters: list[object], buffers: list[object]) -> int:
-        """Read the parameters of modules, then the buffers: of each a weak reference to the module, and its name there.
+        """Read parameters and buffers, each given as a weak reference to its module and its name there, in turns.
 
-        They are the same if they are in the same places, too.
+        They count as the same only if they are in the same places, too.
         """
         return int(self._library.ampmem_tensors_of_modules(number, key, parameters, PARAMETERS, buffers, BUFFERS))
 

@@ -188,9 +188,9 @@ class BackwardHooks:
 
     @private.never_compiled
     def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Note the start of the step's backward; whether it is one.
+        """Note the start of backward; returns whether this is the step's own backward.
 
-        It is not inside another one, in a trace of torch.compile, or for shapes alone.
+        It is not if it runs inside another backward, in a trace of torch.compile, or for shapes alone.
         """
         if self._running or not self._listener.on_thread() or private.in_backward() or private.makes_graph():
             return False
@@ -204,7 +204,7 @@ class BackwardHooks:
 
     @private.never_compiled
     def _goes_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the engine is about to run the step's backward."""
+        """Note that the engine is about to run; returns whether it runs the step's own backward."""
         if self._running or not self._listener.on_thread() or private.in_backward():
             return False
         self._running = self._begun or self._begins(args, kwargs)

@@ -1,4 +1,4 @@
-"""Casts: which copies in another precision are made, which ops use them, which ones autocast's cache holds."""
+"""Casts: the copies in another precision, the ops that use them, and which of them autocast's cache holds."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from ampmem.own_code import with_callers
 from ampmem.patching import Undo, patch_call
 
 if TYPE_CHECKING:  # the command line imports this module before torch, and the listener's types need torch
@@ -48,8 +49,4 @@ def loads_data(frame: FrameType | None) -> bool:
 
 def _within(modules: tuple[str, ...], frame: FrameType | None) -> bool:
     """Whether ``frame``, or any of its callers, is in one of the ``modules``."""
-    while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith(modules):
-            return True
-        frame = frame.f_back
-    return False
+    return any(str(each.f_globals.get("__name__", "")).startswith(modules) for each in with_callers(frame))

@@ -195,7 +195,7 @@ class DataParallelHooks:
         self._set_buckets(known, made)
 
     def _asked_to_rebuild(self, rebuilt: bool, made: list[Made], reducer: Any) -> None:
-        """A forward begins; ``made`` is what the reducer allocated, its new buckets if it ``rebuilt`` them."""
+        """A forward begins; ``made`` is what the reducer has allocated: its new buckets, if it ``rebuilt`` them."""
         known = self._reducers.get(reducer)
         if known is None:
             known = self._reducers[reducer] = _Reducer(elements=None)
@@ -249,7 +249,7 @@ class ShardingHooks:
 
     def __init__(self, listener: Listener) -> None:
         self._listener, self._log = listener, listener.log
-        self._models, self._arm_seen = listener.models, listener.precision_seen
+        self._models, self._precision_seen = listener.models, listener.precision_seen
         self._path = 0
         """Text id of the module whose group is being worked on."""
         self._names: dict[int, tuple[int, int]] = {}
@@ -258,12 +258,12 @@ class ShardingHooks:
     def install(self) -> Undo:
         """Patch FSDP2's functions on a group; returns the undo."""
         wrappers: dict[str, tuple[_Look | None, _Look | None]] = {
-            private.UNSHARD: (self._begins, self._unsharded),
-            private.WAIT: (self._waits, self._waited),
-            private.RESHARD: (self._gives_up, self._gave_up),
-            private.POST_BACKWARD: (self._has_gradients, self._reduced_group),
-            private.REDUCE: (self._reduces, self._reduced),
-            private.INPUTS: (None, self._gave_inputs),
+            private.UNSHARD: (self._note_module, self._after_unshard),
+            private.WAIT: (self._before_wait, self._after_wait),
+            private.RESHARD: (self._before_reshard, self._after_reshard),
+            private.POST_BACKWARD: (self._before_post_backward, self._after_post_backward),
+            private.REDUCE: (self._before_reduce, self._after_reduce),
+            private.INPUTS: (None, self._after_inputs),
         }
         return together(
             patch_call(*place, self._wrapper(*looks))
@@ -277,7 +277,7 @@ class ShardingHooks:
         if groups:
             self._names = {id(each): (slot.name_id, slot.path_id) for slot, each in self._models.parameters()}
         for group in groups:
-            self._begins(group)
+            self._note_module(group)
             self._note_whole(group)
 
     def _wrapper(self, before: _Look | None, after: _Look | None) -> Callable[[_Look], _Look]:
@@ -305,61 +305,65 @@ class ShardingHooks:
             if is_tensor(tensor):
                 self._log.about(Fact.COMMUNICATION, tensor, name, self._path)
 
-    def _begins(self, group: Any, *_: Any, **__: Any) -> None:
+    def _note_module(self, group: Any, *_: Any, **__: Any) -> None:
+        """Note the module of ``group``, to which the following memory belongs."""
         self._path = self._models.known_path_id(private.fsdp_module(group))
 
-    def _unsharded(self, _: Any, __: Any, group: Any, *___: Any) -> None:
+    def _after_unshard(self, _: Any, __: Any, group: Any, *___: Any) -> None:
         self._note(Communication.ALL_GATHER, [private.gathered(group)])
 
-    def _gave_inputs(self, _: Any, inputs: Any, *__: Any) -> None:
+    def _after_inputs(self, _: Any, inputs: Any, *__: Any) -> None:
         self._note(Communication.ALL_GATHER, tree_leaves(inputs))
 
-    def _waits(self, group: Any) -> bool:
-        self._begins(group)
+    def _before_wait(self, group: Any) -> bool:
+        """Whether an all-gather is pending, whose parameters are there after the wait."""
+        self._note_module(group)
         return private.is_gathering(group)
 
-    def _waited(self, was_gathering: bool | None, _: Any, group: Any) -> None:
+    def _after_wait(self, was_gathering: bool | None, _: Any, group: Any) -> None:
         if was_gathering:
             self._note_whole(group)
 
     def _note_whole(self, group: Any) -> None:
+        """Log the memory of the unsharded parameters of ``group``, and their names."""
         for param in private.params_of(group):
             self._models.sharded.add(param)
             self._note(Communication.UNSHARDED_PARAMETERS, private.whole_memory(param))
             shard, whole = private.shard_of(param), private.whole_of(param)
             if shard is not None and whole is not None and shard.dtype != whole.dtype:
-                self._arm_seen.other = True
+                self._precision_seen.other = True
                 self._log.misses.say(_POLICY.format(whole=_word(whole.dtype), shard=_word(shard.dtype)))
             name = self._names.get(id(shard))
             if whole is not None and name is not None:
                 self._models.parameters_at.add(whole, name[0])
 
-    def _gives_up(self, group: Any) -> list[int]:
-        self._begins(group)
+    def _before_reshard(self, group: Any) -> list[int]:
+        """Addresses of the unsharded parameters, which resharding frees."""
+        self._note_module(group)
         wholes = [whole for param in private.params_of(group) if (whole := private.whole_of(param)) is not None]
         return [self._log.storage_address(part) for whole in wholes for part in parts_of(whole)]
 
-    def _gave_up(self, addresses: list[int] | None, _: Any, group: Any) -> None:
+    def _after_reshard(self, addresses: list[int] | None, _: Any, group: Any) -> None:
         # Resharding frees the storages: whatever is allocated there next is not a parameter.
         for address in addresses or ():
             self._models.parameters_at.remove(address)
         self._note_whole(group)  # parameters that stay gathered, wholly or in part
 
-    def _has_gradients(self, group: Any, *_: Any) -> None:
-        self._begins(group)
+    def _before_post_backward(self, group: Any, *_: Any) -> None:
+        self._note_module(group)
         self._note_gradients(group)
 
     def _note_gradients(self, group: Any) -> None:
         for param in private.params_of(group):
             self._note(Communication.UNSHARDED_GRADIENTS, private.whole_gradients(param))
 
-    def _reduces(self, params: Any, gradients: Any, *_: Any, **__: Any) -> None:
+    def _before_reduce(self, params: Any, gradients: Any, *_: Any, **__: Any) -> None:
         self._note(Communication.UNSHARDED_GRADIENTS, gradients)
 
-    def _reduced(self, _: Any, result: Any, *__: Any) -> None:
+    def _after_reduce(self, _: Any, result: Any, *__: Any) -> None:
         self._note(Communication.REDUCE_SCATTER, result)
 
-    def _reduced_group(self, _: Any, __: Any, group: Any, *___: Any) -> None:
+    def _after_post_backward(self, _: Any, __: Any, group: Any, *___: Any) -> None:
         self._note_gradients(group)  # micro-batches whose gradients are not reduced yet
         shards = [shard for param in private.params_of(group) if (shard := private.shard_of(param)) is not None]
         gradients = [(self._names.get(id(shard), (0, 0))[0], shard.grad) for shard in shards if shard.grad is not None]
@@ -420,7 +424,7 @@ class CommunicationHooks:
         self._misses = listener.log.misses
         self._undo = ExitStack()
         self._waiting: list[tuple[Callable[[], bool], Callable[[], Undo]]] | None = None
-        """The hooks that are not installed yet, each with what tells that its module is imported; ``None`` at rest."""
+        """(is its module imported, ``install``) of each group of hooks not installed yet; ``None`` when not active."""
         self._look = self._misses.guarded(self._follow)
 
     def install(self) -> Undo:

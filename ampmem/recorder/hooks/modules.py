@@ -7,8 +7,7 @@ a tensor that requires a gradient. Any other module is a transform of the batch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from threading import get_ident
 from types import FrameType, FunctionType, MethodType
 from typing import Any
@@ -19,7 +18,7 @@ from torch import nn
 from ampmem.events import Fact, Phase
 from ampmem.names import CASTS_COMPILED
 from ampmem.own_code import OWN_FOLDERS
-from ampmem.patching import Undo, added, hook, patch_call
+from ampmem.patching import Undo, added, hook, patch_call, undone_together
 from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.guests import is_nn_parameter, is_tensor
 from ampmem.recorder.hooks.listener import Listener
@@ -40,7 +39,7 @@ class ModuleHooks:
 
     def __init__(self, listener: Listener, follow: Callable[[], None]) -> None:
         self._listener, self._log, self._models = listener, listener.log, listener.models
-        self._stacks, self._arm_seen = listener.update.stacks, listener.precision_seen
+        self._stacks, self._precision_seen = listener.update.stacks, listener.precision_seen
         self._follow = follow
         """Called before a forward starts."""
         guarded = self._log.misses.guarded
@@ -59,18 +58,16 @@ class ModuleHooks:
         self._feeds_batch = False
         """Whether forward started with a part of a model, whose input is the batch; a loss's input is the targets."""
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Register the hooks; returns the undo."""
-        with ExitStack() as undo:
-            # always_call: a module that raised has ended, too.
-            after = private.on_module_after(self._after_forward, with_kwargs=True, always_call=True)
-            undo.callback(private.hooks_with_kwargs.pop, after.id, None)  # removing the handle leaves this entry behind
-            undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
-            undo.callback(hook(private.on_module_before, self.before))
-            undo.callback(hook(private.on_new_parameter, self._changed))
-            undo.callback(hook(private.on_new_buffer, self._changed))
-            undo.callback(hook(private.on_new_module, self._changed))
-            return undo.pop_all().close
+        # always_call: a module that raised has ended, too.
+        after = private.on_module_after(self._after_forward, with_kwargs=True, always_call=True)
+        yield lambda: private.hooks_with_kwargs.pop(after.id, None)  # removing the handle leaves this entry behind
+        yield added("torch.nn.modules.module", "register_module_forward_hook", after.remove)
+        yield hook(private.on_module_before, self.before)
+        for registered in (private.on_new_parameter, private.on_new_buffer, private.on_new_module):
+            yield hook(registered, self._changed)
 
     def compiled_starts(self, module: nn.Module, trains: bool, inputs: list[Any]) -> None:
         """Note that compiled code runs ``module`` with ``inputs``: no other hook sees that.
@@ -81,7 +78,7 @@ class ModuleHooks:
             self._look_before(module, tuple(inputs), sys._getframe())
 
     def compiled_ends(self, module: nn.Module, trains: bool, *, raised: bool) -> None:
-        """Note that this code has returned, or ``raised``."""
+        """Note that the compiled code that runs ``module`` has returned, or ``raised``."""
         with torch.set_grad_enabled(trains):
             self._look_after(module, None if raised else {})
 
@@ -100,11 +97,11 @@ class ModuleHooks:
         if not torch.compiler.is_compiling() and not self._starts_inside(module, sys._getframe(1)):
             self._look_before(module, args, sys._getframe(1))
 
-    # Most modules run inside of others. What that takes touches none of the script's objects, so it needs no guard.
+    # Most modules run inside of others. This method touches none of the script's objects, so it needs no guard.
     @private.never_compiled
     @private.untraced
     def _starts_inside(self, module: nn.Module, caller: FrameType) -> bool:
-        """Note that ``module``, which has a name, is about to run inside of another; whether that is so."""
+        """Note that ``module`` starts, if it is a named module inside of a running forward; returns whether it is."""
         # Other threads may run modules at once; the stack of running ones is the recorded thread's.
         if self._started_at is None or get_ident() != self._thread or private.is_tracing():
             return False
@@ -114,7 +111,7 @@ class ModuleHooks:
         return path != 0
 
     def _starts(self, module: nn.Module, path: int, caller: FrameType) -> None:
-        self._arm_seen.sample()
+        self._precision_seen.sample()
         self._running.append((id(module), path, self._entered(caller)))
         self._log.started(path)
 
@@ -169,7 +166,7 @@ class ModuleHooks:
     @private.never_compiled
     @private.untraced
     def _ends_inside(self, module: nn.Module) -> bool:
-        """Note that ``module``, the innermost that runs, has ended, and another goes on; whether that is so."""
+        """Note that ``module`` ends, if it is the innermost of several running modules; returns whether it is."""
         running = self._running
         if self._started_at is None or len(running) < self._started_at + 2 or running[-1][0] != id(module):
             return False
@@ -249,7 +246,7 @@ class UnseenByCompiled:
     """
 
     def __init__(self, listener: Listener, modules: ModuleHooks, code: CompiledCode) -> None:
-        self._listener, self._log, self._arm_seen = listener, listener.log, listener.precision_seen
+        self._listener, self._log, self._precision_seen = listener, listener.log, listener.precision_seen
         self._modules = modules
         self._code = code
         self._under_autocast: tuple[int, int] | None = None
@@ -260,13 +257,12 @@ class UnseenByCompiled:
         """``id`` of dynamo's frame that runs the code for which the hooks are hidden."""
         self._unpatch: Undo | None = None
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Patch the function with which dynamo enters and leaves compiled code; returns the undo."""
-        with ExitStack() as undo:
-            undo.callback(patch_call(*private.COMPILE, self._wrap_compile))
-            undo.callback(self._end)
-            self._look()
-            return undo.pop_all().close
+        yield patch_call(*private.COMPILE, self._wrap_compile)
+        yield self._end
+        self._look()
 
     def show(self) -> None:
         """Put the hooks back, before some are removed."""
@@ -332,16 +328,16 @@ class UnseenByCompiled:
                 self._listener.remark(CASTS_COMPILED)
 
     def _casts(self) -> int | None:
-        """Note that compiled code runs; the number of parameter casts so far, or ``None`` if it is not under autocast.
+        """Note that compiled code runs; returns the number of casts seen so far, ``None`` if autocast is off.
 
-        A graph whose text says everything counts as one: it has no cast that was not seen.
+        A graph whose source code was understood counts as a cast: none of its casts is missing.
         """
         if not self._listener.recording:
             return None
-        self._arm_seen.compiled = True
-        if not self._arm_seen.on():
+        self._precision_seen.compiled = True
+        if not self._precision_seen.on():
             return None
-        self._arm_seen.sample()  # a compiled function calls no module
+        self._precision_seen.sample()  # a compiled function calls no module
         return self._log.casts + self._code.explained
 
 

@@ -73,7 +73,7 @@ class OpRecorder:
         return OpRecorder(found.library, log, casts, stacks, other)
 
     def start(self) -> bool:
-        """Begin on the calling thread; whether torch lets it."""
+        """Begin on the calling thread; returns whether torch allows it."""
         self._stacks.by_cpp = not self._library.ampmem_ops_start(self._stacks.enabled, self._other)
         return self._stacks.by_cpp
 
@@ -110,7 +110,7 @@ class OpRecorder:
         return list(counts)
 
     @property
-    def fails(self) -> bool:
+    def needs_mode(self) -> bool:
         """Whether there was an op that only a dispatch mode sees right."""
         return self.counts()[5] > 0
 
@@ -170,7 +170,7 @@ class OpRecorder:
             self._log.add_facts(np.array(rows, dtype=np.int64))
 
     def _of_casts(self, row: list[int], name: int, module: int, dtype: int, shape: int) -> list[tuple[int, ...]]:
-        """The facts of a cast, or of a use of one."""
+        """The facts about a cast, or about an op that reads one, from a ``row`` of the extension's table."""
         time, kind, address, _, _, storage, start, flags = row
         if kind == _USE:
             used = self._casts.copies.get(address)

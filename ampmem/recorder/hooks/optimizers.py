@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MemberDescriptorType
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
-from ampmem.patching import Undo, added, hook, patch_call
+from ampmem.patching import Undo, added, hook, patch_call, undone_together
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, states_of
 from ampmem.recorder.facts.log import Repeated
@@ -83,22 +83,21 @@ class OptimizerHooks:
         self._states: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
         """What each step logs anew, by the ``id`` of the optimizer."""
         self._told = Optimizers(died=lambda _: None)
-        """The optimizers that the listener was told of."""
+        """The optimizers that were reported to the listener."""
         self._idle: set[str] = set()
         """Names of the parameters of optimizers that made no update."""
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Register the hooks and wrap ``GradScaler.step``; returns the undo."""
-        with ExitStack() as undo:
-            undo.callback(hook(private.on_step_before, self._log.misses.guarded(self._before_step)))
-            handle = self._handle = private.on_step_after(self._log.misses.guarded(self._after_step))
-            undo.callback(added(private.on_step_after.__module__, private.on_step_after.__name__, handle.remove))
-            undo.callback(patch_call(*private.SCALER_STEP, self._wrap_scaler))
-            undo.callback(patch_call(*private.OPTIMIZER_INIT, self._wrap_init))
-            return undo.pop_all().close
+        yield hook(private.on_step_before, self._log.misses.guarded(self._before_step))
+        handle = self._handle = private.on_step_after(self._log.misses.guarded(self._after_step))
+        yield added(private.on_step_after.__module__, private.on_step_after.__name__, handle.remove)
+        yield patch_call(*private.SCALER_STEP, self._wrap_scaler)
+        yield patch_call(*private.OPTIMIZER_INIT, self._wrap_init)
 
     def records(self) -> list[OptimizerRecord]:
-        """Optimizers that made an update or whose update a GradScaler skipped, then those that made none."""
+        """The optimizers whose ``step`` ran, or was skipped by a GradScaler; then those that had made no update."""
         return [*self._records.values(), *self._waiting]
 
     def assign(self, record: ParameterRecord) -> ParameterRecord:
@@ -178,7 +177,7 @@ class OptimizerHooks:
             self._tell(optimizer)
 
     def _note_others(self, optimizer: Optimizer) -> None:
-        """Log the state of optimizers whose ``step`` is never called: SAM's have two methods of other names."""
+        """Log the state of optimizers whose ``step`` is never called: SAM has ``first_step`` and ``second_step``."""
         self._made = [made for made in self._made if made() is not None]
         for reference in self._made:
             other = reference()
@@ -191,7 +190,7 @@ class OptimizerHooks:
         self._listener.updated(id(optimizer), skipped=skipped)
 
     def note_gradients(self, optimizer: Optimizer) -> None:
-        """Log the gradients that ``optimizer`` is about to use, including those of master copies."""
+        """Log the gradients of the parameters, or master copies, that ``optimizer`` is about to update."""
         known = not self._wider and not self._renamed()
         self._gradients[id(optimizer)].log(
             self._models.version,

@@ -227,7 +227,7 @@ class Models:
         self._buffers: list[Slot] = []
         self._records: dict[str, ParameterRecord] = {}
         self._recorded: list[object] = []
-        """What the records were made of."""
+        """The properties of the parameters from which the records were made, to see whether one has changed."""
         self._registered: dict[int, weakref.ref[nn.Module]] = {}
         self.changed = True
         """Whether something was registered with a module since the last :meth:`refresh`."""
@@ -237,7 +237,7 @@ class Models:
         """Number of times that :meth:`note` has found other tensors than before."""
         self._noted = Repeated(log)
         self._noted_in_graph = True
-        """Whether gradients were on when it has found other tensors last."""
+        """Whether gradients were on when :meth:`note` last found other tensors."""
         self._parameter_places: list[object] = []
         self._buffer_places: list[object] = []
         """A weak reference to the module and the key of each parameter and buffer, for :class:`TensorReader`."""
@@ -463,7 +463,7 @@ class Models:
         return slot.path_id in self._log.in_graph if slot.path_id in self._log.entered else None
 
     def never_ran(self, optimizers: Iterable[Optimizer]) -> tuple[list[str], int]:
-        """The trained modules that never ran and whose parameters never had a gradient, and the number of trained ones.
+        """The trained modules that never ran and never had a gradient, and the number of all trained modules.
 
         An optimizer has state for the parameters that had a gradient; one without any state tells nothing.
         """
@@ -532,7 +532,7 @@ def _places(slots: Iterable[Slot]) -> list[object]:
 
 
 def _fields(parameter: torch.Tensor) -> tuple[object, ...]:
-    """What the record of ``parameter`` is made of, besides addresses; never equal if it is not a plain tensor."""
+    """The properties that the record of ``parameter`` depends on, besides addresses; for other tensors never equal."""
     if type(parameter) not in PLAIN or parameter.layout is not torch.strided:
         return (object(),)
     return id(parameter), parameter.dtype, parameter.shape, parameter.stride(), parameter.requires_grad
@@ -564,7 +564,7 @@ def parameter_record(
 
 
 def _is_computed(parameter: torch.Tensor) -> bool:
-    """Whether ``parameter``, not a leaf, was computed from others: a fast weight, in place of the module's own.
+    """Whether ``parameter``, not a leaf, was computed: a fast weight of meta-learning, in place of the module's own.
 
     A view of a leaf is not one: it shares the parameter's own memory.
     """

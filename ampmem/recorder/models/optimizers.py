@@ -61,9 +61,11 @@ class Optimizers:
         return holders
 
     def trains(self, optimizer: int) -> bool:
+        """Whether the optimizer with this ``id`` has a parameter that requires a gradient."""
         return any(parameter.requires_grad for parameter in self._parameters(optimizer))
 
     def has_gradients(self, optimizer: int) -> bool:
+        """Whether a parameter of the optimizer with this ``id`` has a gradient."""
         return any(parameter.grad is not None for parameter in self._parameters(optimizer))
 
     def _parameters(self, optimizer: int) -> Iterator[torch.Tensor]:
@@ -119,7 +121,7 @@ def _row_from(first: int, copy: torch.Tensor, parameters: Sequence[torch.Tensor]
 
 
 def _is_whole(copy: torch.Tensor, reached: int, row: Sequence[torch.Tensor]) -> bool:
-    """Whether ``copy`` consists of the ``row`` of ``reached`` elements and padding, some of it in another precision."""
+    """Whether ``copy`` is the parameters ``row``, of ``reached`` elements, in another precision, and padding."""
     padding = copy.numel() - reached
     if not reached or all(parameter.dtype == copy.dtype for parameter in row):
         return False

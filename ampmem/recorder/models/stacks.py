@@ -10,7 +10,7 @@ from itertools import starmap, takewhile
 from pathlib import Path
 from types import CodeType, FrameType
 
-from ampmem.own_code import OWN_FOLDERS, RUNNER
+from ampmem.own_code import OWN_FOLDERS, RUNNER, with_callers
 from ampmem.recorder.facts.log import Texts
 
 _HIDDEN = tuple(
@@ -67,7 +67,7 @@ class Stacks:
         return self._number(stack)
 
     def entered(self, frame: FrameType) -> int:
-        """Note that ``frame`` runs a module until :meth:`left`: its callers stay the same for so long.
+        """Note that ``frame`` runs a module until :meth:`left`; its callers stay the same until then.
 
         Returns the argument for :meth:`left`.
         """
@@ -93,7 +93,7 @@ class Stacks:
         return known if known is not None else self._add_stack(stack)
 
     def _above(self, frame: FrameType | None) -> tuple[int, ...]:
-        """Code and instruction of ``frame`` and all its callers."""
+        """``id`` of the code and instruction offset of ``frame`` and of all its callers, in turns."""
         calls, callers = self._calls, self._callers
         key: list[int] = []
         asked: list[tuple[list[tuple[int, ...]], int]] = []
@@ -116,10 +116,8 @@ class Stacks:
         return stack
 
     def _add_stack(self, stack: tuple[int, ...]) -> int:
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
+        for frame in with_callers(sys._getframe(2)):
             self._codes[id(frame.f_code)] = frame.f_code
-            frame = frame.f_back
         return self._number(stack)
 
     def _number(self, stack: tuple[int, ...]) -> int:
@@ -169,12 +167,8 @@ def _text(lines: Iterable[str]) -> str:
 
 def current_stack() -> str:
     """The stack of the calling thread, as text."""
-    frames: list[tuple[str, int, str]] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
-        frame = frame.f_back
-    return stack_text(frames)
+    frames = with_callers(sys._getframe(1))
+    return stack_text((each.f_code.co_filename, each.f_lineno, each.f_code.co_qualname) for each in frames)
 
 
 def code_at(address: int) -> CodeType:

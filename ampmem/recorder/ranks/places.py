@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,15 +69,13 @@ class Places:
             axes = _axes_of(mesh)
         except Exception:  # a mesh of a future torch must not make the script fail
             return
-        if _says(axes) > _says(self._mesh):
+        if _size_of(axes) > _size_of(self._mesh):
             self._mesh = axes
 
 
-def _says(axes: tuple[MeshAxis, ...]) -> tuple[int, int]:
-    ranks = 1
-    for axis in axes:
-        ranks *= axis.size
-    return ranks, len(axes)
+def _size_of(axes: tuple[MeshAxis, ...]) -> tuple[int, int]:
+    """Number of ranks, and number of axes."""
+    return math.prod(axis.size for axis in axes), len(axes)
 
 
 def _axes_of(mesh: Any) -> tuple[MeshAxis, ...]:

@@ -1,4 +1,4 @@
-"""Stops ranks together: one that left while another waits for it in a collective would hang or break that one.
+"""Stops all ranks together: a rank that stops alone would hang or break another that waits for it in a collective.
 
 Ranks agree through torch.distributed's store; nothing is ever sent over the script's process groups. A rank that has
 recorded its steps says so and waits, outside of any collective, until all have; then all stop. If one does not come,

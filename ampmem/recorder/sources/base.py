@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ampmem.events import (
     NO_SEGMENTS,
+    NO_STEP,
     AllocatorRecord,
     Column,
     LayersRecord,
@@ -100,16 +101,16 @@ def _column(part: RawEvents, name: str) -> Column:
 class Place:
     """The place of the script: in ``op`` and ``module``, called from ``stack``; empty if unknown."""
 
-    step: int
-    op: str
-    module: str
-    stack: str
+    step: int = NO_STEP
+    op: str = ""
+    module: str = ""
+    stack: str = ""
 
 
 class Source:
     """Records allocator events between :meth:`start` and :meth:`stop`.
 
-    What a source need not have is as here: it does nothing, and there is nothing to tell.
+    A method with a body here is optional: by default it does nothing, or returns that there is nothing.
     """
 
     kind: SourceKind

@@ -8,12 +8,11 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from ampmem.patching import Undo, added
+from ampmem.patching import Undo, added, undone_together
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.sources import extension
@@ -43,10 +42,10 @@ def count_all_threads() -> tuple[Undo, str | None]:
     """
     # At this log level torch would print a line for each allocation.
     if os.environ.get("TORCH_CPP_LOG_LEVEL", "").upper() in ("INFO", "0"):
-        return _nothing, "TORCH_CPP_LOG_LEVEL is INFO"
+        return lambda: None, "TORCH_CPP_LOG_LEVEL is INFO"
     flag = torch_flag(FLAG, ctypes.c_bool)
     if flag is None:
-        return _nothing, f"this torch ({torch.__version__}) does not export {FLAG}"
+        return lambda: None, f"this torch ({torch.__version__}) does not export {FLAG}"
     # A global variable of libc10, which the allocator reads at each allocation.
     with counting_begins():
         before, flag.value = flag.value, True
@@ -55,10 +54,6 @@ def count_all_threads() -> tuple[Undo, str | None]:
         flag.value = before
 
     return added("libc10", FLAG, restore), None
-
-
-def _nothing() -> None:
-    """An undo that does nothing."""
 
 
 class ProfilerSource(Source):
@@ -105,16 +100,15 @@ class ProfilerSource(Source):
         """Switch the profiler off in a forked child."""
         self._observer.abandon()
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Count all threads, and keep the script's ``record_function`` scopes out; returns the undo."""
-        with ExitStack() as undo:
-            restore, problem = count_all_threads()
-            undo.callback(restore)
-            if problem is not None:
-                self._notes = [NOT_COUNTED.format(why=problem)]
-            if isinstance(self._observer, Window):
-                undo.callback(install())
-            return undo.pop_all().close
+        restore, problem = count_all_threads()
+        yield restore
+        if problem is not None:
+            self._notes = [NOT_COUNTED.format(why=problem)]
+        if isinstance(self._observer, Window):
+            yield install()
 
     def blocks(self) -> AliveBlocks:
         """The live blocks after the last event."""

@@ -1,4 +1,4 @@
-"""The C++ extension: what torch.profiler tells of blocks and autograd nodes, at a fraction of its cost.
+"""The C++ extension: it observes the same blocks and autograd nodes as torch.profiler, at a fraction of the cost.
 
 Kineto, torch's profiler, has to be stopped for its events, formats each of them, and gives them as a tree of objects.
 ``ampmem extension`` compiles the C++ files of this folder for the installed torch, into the user's cache folder.
@@ -160,7 +160,7 @@ class CompiledExtension:
         return Observed(*columns, spans=spans[: taken[1]], names=self._names_so_far(counts[2]))
 
     def works(self) -> bool:
-        """Whether it sees one storage come and go, which no other thread's do."""
+        """Whether the extension sees a storage that this thread allocates and frees."""
         self.start()
         storage = torch.UntypedStorage(_TRIED)
         address = storage.data_ptr()
@@ -187,13 +187,13 @@ def _seal(library: Path) -> Path:
 
 
 def _sealed(content: bytes) -> bytes:
-    """What the seal of a library with this content says."""
+    """The text in the seal of a library with this content: its size and digest."""
     return f"{len(content)} {hashlib.sha256(content).hexdigest()}\n".encode()
 
 
 @functools.cache
 def _digest() -> str:
-    """What tells the extension for this torch and this ampmem from others."""
+    """A digest of the extension's sources and of torch's version: it identifies the compiled file."""
     sources = b"".join(source.read_bytes() for source in (*_HEADERS, *SOURCES))
     return hashlib.sha256(sources + str(torch.version.git_version).encode()).hexdigest()
 
@@ -206,7 +206,7 @@ def find() -> CompiledExtension | None:
         library = path()
     except RuntimeError:
         return None
-    # A dangling link is there, too: whoever made it has to be told, and not to be passed over.
+    # lexists: a dangling link is reported as an error, and not silently ignored.
     return _load(library) if os.path.lexists(library) else None
 
 
@@ -236,7 +236,7 @@ def _loaded(library: Path) -> CompiledExtension:
 
 
 def _own_content(path: Path) -> bytes:
-    """What is in the file ``path``; nothing, if that is a folder.
+    """The content of the file ``path``; empty if that is a folder.
 
     Raises :class:`AmpmemError` if it is not this user's alone, ``OSError`` if it cannot be read.
     """

@@ -174,14 +174,12 @@ class Profiled(NamedTuple):
     """Sequence number of the node, or -1."""
 
 
-_EMPTY = np.zeros(0, dtype=np.int64)
-NOTHING = Profiled(_EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY)
-# Above each time and each total, which fit into a signed integer of 64 bits.
+# Larger than every time and every total, which fit into a signed integer of 64 bits.
 _NEVER = 1 << 63
 
 
 class Ledger:
-    """The live blocks, and what the process's total must be."""
+    """Follows the live blocks, and compares their sum with the process's total to find what other threads did."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
@@ -432,7 +430,7 @@ class _Rows:
         self._rows.append((self.place, *row))
 
     def shift(self, bytes_beside: int) -> None:
-        """From here on ``bytes_beside`` more bytes are alive than the total says."""
+        """Note that from here on ``bytes_beside`` more bytes are alive than torch's total has."""
         self._shifts.append((self.place, bytes_beside))
 
     def leave_out(self, place: int, bytes_beside: int) -> None:

@@ -44,8 +44,6 @@ _ONE_STEP = (
 _LATER = 8
 """Maximum number of failures kept after the recorded steps, the last ones."""
 
-_NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
-
 
 class SimulatedSource(Source):
     """The events of the device that this process simulates."""
@@ -135,7 +133,7 @@ class SimulatedSource(Source):
         """The last events; later out-of-memory errors are kept for :meth:`take_ooms`."""
         self._device.recorder = self._device.on_workspace = self._device.on_scratch = None
         self._at_end = self._alive()
-        # The script goes on without being recorded; that it does not fit is a result all the same.
+        # The script runs on without being recorded; whether the whole run fits is still a result.
         self._device.on_out_of_memory = self._failed_later
         self._device.allocator.driver.observer = None
         return self._drain()
@@ -213,7 +211,7 @@ class SimulatedSource(Source):
 
     def _failed(self, error: OutOfMemory) -> None:
         self._device.retract(_ONE_STEP)  # a second step ran, and did not fit
-        place = _NOWHERE if self._locate is None else self._locate()
+        place = Place() if self._locate is None else self._locate()
         self._ooms.append(self._record_of(error, place))
 
     def _failed_later(self, error: OutOfMemory) -> None:
@@ -221,7 +219,7 @@ class SimulatedSource(Source):
         stack = "" if self._locate is None else self._locate().stack
         now = self._alive()
         later = tuple(address for address, tensor in self._at_end.items() if now.get(address) is tensor)
-        record = self._record_of(error, Place(step=NO_STEP, op="", module="", stack=stack))
+        record = self._record_of(error, Place(stack=stack))
         self._ooms = [*self._ooms[1 - _LATER :], replace(record, later=later)]
 
     def _alive(self) -> Mapping[int, object]:

@@ -27,7 +27,7 @@ class SeenStorage(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The storage known at ``address`` was freed."""
+    """The storage that was known at ``address`` has been freed."""
 
     time_ns: int
     address: int

@@ -261,16 +261,12 @@ class Window:
 
     def _prepare(self) -> Any:
         if private.FILTERS:
-            private.prepare_profiler(
-                self._config, set(_PARTS), _PARTS if log_level() is None else _without_allocations()
-            )
+            left_out = set() if log_level() is None else {_ALLOCATIONS}
+            parts = {activity: kinds - left_out for activity, kinds in _PARTS.items()}
+            private.prepare_profiler(self._config, set(parts), parts)
         else:
             private.prepare_profiler(self._config, _ACTIVITIES)
         return self._config
-
-
-def _without_allocations() -> dict[ProfilerActivity, set[str]]:
-    return {activity: parts - {_ALLOCATIONS} for activity, parts in _PARTS.items()}
 
 
 def _disabled() -> Any:
@@ -370,7 +366,7 @@ class EventTree:
         return _Around(place, own, number, thread)
 
     def observed(self, marks: Marks) -> Observed:
-        """The same as the compiled extension observes, in order of time; nothing if the clock's markers are missing."""
+        """The blocks and nodes, as the compiled extension observes them; nothing if the clock's markers are missing."""
         if len(self.markers) < 2 * MARKERS:
             return NOTHING_OBSERVED
         shift = shift_between(self.markers, marks)

@@ -10,7 +10,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,7 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from ampmem.own_code import is_running
-from ampmem.patching import Undo, hook, patch
+from ampmem.patching import Undo, hook, patch, undone_together
+from ampmem.recorder.models.optimizers import parameters_of
 from ampmem.recorder.steering.compiling import COMPILE_HOOKS, COMPILE_IN_PLACE, MODULE_CALL
 from ampmem.recorder.steering.parallel import PARALLEL_HOOKS, ForcedChange, Hook
 from ampmem.recorder.steering.weights import BFloat16Weights
@@ -67,12 +68,11 @@ class ForcedChanges:
         if precision is Precision.BF16:
             self._parts.append(BFloat16Weights(note))
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Install the patches and hooks; returns the undo."""
-        with ExitStack() as undo:
-            for part in self._parts:
-                undo.callback(part.install())
-            return undo.pop_all().close
+        for part in self._parts:
+            yield part.install()
 
     def unmet(self) -> list[str]:
         """Why changes were not made, or not everywhere; empty if all were."""
@@ -80,7 +80,7 @@ class ForcedChanges:
 
 
 class _Forwards(ForcedChange):
-    """Runs the forward of chosen modules in another way.
+    """Base of the changes that run the forward of chosen modules in another way.
 
     A module's name is its name in ``named_modules()`` of the outermost module that runs. The forwards of the modules'
     classes are replaced, not those of the modules, so a copy of a model has nothing of ampmem's.
@@ -168,7 +168,7 @@ class _Forwards(ForcedChange):
         return run
 
     def _run_compiled(self, called: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the ``forward``, ``called`` so, of ``module``, chosen or not, in compiled code: dynamo traces this."""
+        """Run ``forward``, whose qualified name is ``called``, in compiled code: dynamo traces this method."""
         return forward(module, *args, **kwargs)
 
     @called_when_traced
@@ -337,7 +337,7 @@ def _not_in_python(module: nn.Module) -> str | None:
 
 
 def _replaced(module: nn.Module) -> str | None:
-    """Why no other forward of its class would run; ``None`` if one would."""
+    """Why the forward of the class of ``module`` does not run; ``None`` if it does."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule, whose forward is not Python code"
     if "forward" in vars(module):
@@ -364,16 +364,15 @@ class _Implementation(ForcedChange):
         self._making: set[int] = set()
         """``id`` of each optimizer inside its class's ``__init__``, which calls that of its base class."""
 
-    def install(self) -> Undo:
-        with ExitStack() as undo:
-            if self._argument == "foreach":
-                undo.callback(patch(*OPTIMIZER_INIT, self._wrap_foreach))
-            else:
-                undo.callback(patch(*OPTIMIZER_INIT, self._wrap_without_fused))
-                for place in FUSED_INITS:
-                    undo.callback(patch(*place, self._wrap_fused))
-            undo.callback(hook(on_step_before, self._check))
-            return undo.pop_all().close
+    @undone_together
+    def install(self) -> Iterator[Undo]:
+        if self._argument == "foreach":
+            yield patch(*OPTIMIZER_INIT, self._wrap_foreach)
+        else:
+            yield patch(*OPTIMIZER_INIT, self._wrap_without_fused)
+            for place in FUSED_INITS:
+                yield patch(*place, self._wrap_fused)
+        yield hook(on_step_before, self._check)
 
     def _why_not_done(self) -> str:
         return "the script created no torch optimizer"
@@ -439,7 +438,7 @@ class _Implementation(ForcedChange):
 
 
 def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
-    """Why the script's choice of implementation stays; ``None`` if it has made none."""
+    """Why the option cannot be forced on ``optimizer``, made with the arguments ``chosen``; ``None`` if it can."""
     name = type(optimizer).__name__
     if option not in chosen:
         return f"{name} has no {option} implementation"
@@ -463,14 +462,13 @@ class _ChunkedLoss(ForcedChange):
         self._count = count
         self._installed = self._known = False
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         place: Place = (functional, "cross_entropy")  # nn.CrossEntropyLoss calls it through this module, too
-        with ExitStack() as undo:
-            undo.callback(setattr, self, "_installed", False)
-            undo.callback(patch(*COMPILE, self._wrap_compile))
-            undo.callback(patch(*place, self._wrap))
-            self._installed = True  # code that imported the function keeps ours after the end
-            return undo.pop_all().close
+        yield functools.partial(setattr, self, "_installed", False)
+        yield patch(*COMPILE, self._wrap_compile)
+        yield patch(*place, self._wrap)
+        self._installed = True  # code that imported the function keeps ours after the end
 
     def _why_not_done(self) -> str:
         return "the script did not call F.cross_entropy with gradients on"
@@ -579,12 +577,11 @@ class _FreedGradients(ForcedChange):
         self._freed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._zeroed = False
 
-    def install(self) -> Undo:
-        with ExitStack() as undo:
-            undo.callback(hook(on_step_after, self._after))
-            for place in ZERO_GRADS:
-                undo.callback(patch(*place, self._wrap))
-            return undo.pop_all().close
+    @undone_together
+    def install(self) -> Iterator[Undo]:
+        yield hook(on_step_after, self._after)
+        for place in ZERO_GRADS:
+            yield patch(*place, self._wrap)
 
     def unmet(self) -> list[str]:
         if self._done and not self._zeroed:
@@ -595,9 +592,8 @@ class _FreedGradients(ForcedChange):
         return "no torch optimizer made an update"
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in parameters_of(optimizer):
+            parameter.grad = None
         if optimizer not in self._freed:
             self._freed.add(optimizer)
             self._done = True
@@ -620,12 +616,11 @@ class _BatchSize(ForcedChange):
         self._size = size
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         place: Place = (DataLoader, "__init__")
-        with ExitStack() as undo:
-            undo.callback(patch(*place, self._wrap))
-            undo.callback(hook(on_module_before, self._before))
-            return undo.pop_all().close
+        yield patch(*place, self._wrap)
+        yield hook(on_module_before, self._before)
 
     def _why_not_done(self) -> str:
         return "the script created no DataLoader with a larger batch size"
@@ -674,4 +669,4 @@ HOOKS: Mapping[str, Hook] = {
     "free_gradients": lambda option, _, note: _FreedGradients(option, note),
     "batch_size": _BatchSize,
 }
-"""What forces each change, by its field; a precision and settings of the environment need no hook."""
+"""The class that forces each change, by its field in :class:`Forced`; settings of the environment need none."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
 
-from ampmem.patching import Undo, replace_all
+from ampmem.patching import Undo, replace_all, undone_together
 
 _get, _set = sys.getrecursionlimit, sys.setrecursionlimit
 
 _on_top: int | None = None
-"""Difference between Python's limit and the script's, while a script runs."""
+"""Python's limit minus the script's, while a script runs."""
 _room = 0
-"""The part of it for a forward that runs now."""
+"""The part of ``_on_top`` for the forward that runs now."""
 _at_start = 0
-"""The limit before the script."""
+"""Python's limit before the script."""
 
 
-def install(frames: int) -> Undo:
+@undone_together
+def install(frames: int) -> Iterator[Undo]:
     """Raise the limit by the depth of the caller plus ``frames``, the number of calls down to the script.
 
     The script reads and sets its own limit as before, without what was added.
@@ -26,15 +27,13 @@ def install(frames: int) -> Undo:
     _at_start = _get()
     _on_top = _depth() - 1 + frames  # without the frame of this function
     _set(_at_start + _on_top)
-    with ExitStack() as undo:
-        undo.callback(_uninstall)
-        undo.callback(replace_all((sys,), {each.__name__: each for each in (getrecursionlimit, setrecursionlimit)}))
-        return undo.pop_all().close
+    yield _uninstall
+    yield replace_all((sys,), {each.__name__: each for each in (getrecursionlimit, setrecursionlimit)})
 
 
 def _uninstall() -> None:
     global _on_top, _room
-    limit = _script_limit()
+    limit = getrecursionlimit()
     _on_top, _room = None, 0
     _set(max(limit, _at_start))  # the rest must not fail with RecursionError
 
@@ -43,7 +42,7 @@ def make_room() -> None:
     """Raise the limit for a forward: with hooks torch makes one more call per module, and the hooks need some."""
     global _on_top, _room
     if _on_top is not None and _room == 0:
-        limit = _script_limit()
+        limit = getrecursionlimit()
         _room = limit // 3 + 100  # without hooks torch makes at least three calls per module
         _on_top += _room
         _set(limit + _on_top)
@@ -60,13 +59,9 @@ def take_room() -> None:
         _on_top, _room = _on_top - _room, 0
 
 
-def _script_limit() -> int:
-    return _get() - (_on_top or 0)
-
-
 def getrecursionlimit() -> int:
     """The limit that the script sees."""
-    return _script_limit()
+    return _get() - (_on_top or 0)
 
 
 def setrecursionlimit(limit: int, /) -> None:

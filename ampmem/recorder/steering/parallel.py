@@ -8,14 +8,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch, undone_together
 from ampmem.recorder.torch_private.entries import Place
 
 
@@ -25,26 +24,20 @@ class _Decided(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Argument:
-    """The argument ``name`` of the calls at ``place``, named ``call`` in messages; ``new`` makes the new value.
+    """The argument ``name`` of the calls at ``place``; ``new`` makes the new value.
 
     An equal value is not a change. ``new`` raises :class:`_Decided` if the script's value has to stay. ``default`` is
     the value that torch uses for ``None``.
     """
 
     place: Place
-    call: str
     name: str
     new: Callable[[Any], Any]
     default: Any = None
 
 
 def _bucket_view() -> Iterator[_Argument]:
-    yield _Argument(
-        place=(DistributedDataParallel, "__init__"),
-        call="DistributedDataParallel",
-        name="gradient_as_bucket_view",
-        new=lambda given: True,
-    )
+    yield _Argument(place=(DistributedDataParallel, "__init__"), name="gradient_as_bucket_view", new=lambda given: True)
 
 
 def _reshard() -> Iterator[_Argument]:
@@ -53,12 +46,9 @@ def _reshard() -> Iterator[_Argument]:
     strategies = fsdp.ShardingStrategy
     full: dict[Any, Any] = {each: strategies.HYBRID_SHARD for each in strategies if "HYBRID_SHARD_ZERO2" in each.name}
     full |= {strategies.SHARD_GRAD_OP: strategies.FULL_SHARD, None: strategies.FULL_SHARD}
-    yield _Argument(
-        place=(fsdp, "fully_shard"), call="fully_shard", name="reshard_after_forward", new=lambda given: True
-    )
+    yield _Argument(place=(fsdp, "fully_shard"), name="reshard_after_forward", new=lambda given: True)
     yield _Argument(
         place=(fsdp.FullyShardedDataParallel, "__init__"),
-        call="FullyShardedDataParallel",
         name="sharding_strategy",
         new=lambda given: full.get(given, given),
         default=strategies.FULL_SHARD,
@@ -76,11 +66,10 @@ def _bfloat_policy() -> Iterator[_Argument]:
             return given
         return replace(given, param_dtype=torch.bfloat16, reduce_dtype=given.reduce_dtype or torch.float32)
 
-    yield _Argument(place=(fsdp, "fully_shard"), call="fully_shard", name="mp_policy", new=to_bfloat16)
+    yield _Argument(place=(fsdp, "fully_shard"), name="mp_policy", new=to_bfloat16)
     none = fsdp.MixedPrecision()
     yield _Argument(
         place=(fsdp.FullyShardedDataParallel, "__init__"),
-        call="FullyShardedDataParallel",
         name="mixed_precision",
         new=lambda given: to_bfloat16(none if given is None else given),
         default=none,
@@ -90,12 +79,7 @@ def _bfloat_policy() -> Iterator[_Argument]:
 def _backward_prefetch() -> Iterator[_Argument]:
     from torch.distributed import fsdp
 
-    yield _Argument(
-        place=(fsdp.FullyShardedDataParallel, "__init__"),
-        call="FullyShardedDataParallel",
-        name="backward_prefetch",
-        new=lambda given: None,
-    )
+    yield _Argument(place=(fsdp.FullyShardedDataParallel, "__init__"), name="backward_prefetch", new=lambda given: None)
 
 
 class ForcedChange:
@@ -142,11 +126,10 @@ class _ArgumentChange(ForcedChange):
         self._calls, self._arguments = calls, arguments
         self._kept: dict[str, None] = {}
 
-    def install(self) -> Undo:
-        with ExitStack() as undo:
-            for argument in self._arguments():
-                undo.callback(patch(*argument.place, functools.partial(self._wrap, argument)))
-            return undo.pop_all().close
+    @undone_together
+    def install(self) -> Iterator[Undo]:
+        for argument in self._arguments():
+            yield patch(*argument.place, functools.partial(self._wrap, argument))
 
     def unmet(self) -> list[str]:
         return super().unmet()[:1]
@@ -173,7 +156,9 @@ class _ArgumentChange(ForcedChange):
         except _Decided as decided:
             self.refuse(str(decided))
             return given
-        said = f"{argument.call}({argument.name}={value})"
+        owner, function = argument.place
+        call = owner.__name__ if function == "__init__" else function
+        said = f"{call}({argument.name}={value})"
         if value == (argument.default if given is None else given):
             self._kept[f"the script already has {said}"] = None
             return given
@@ -193,17 +178,16 @@ class _NoPrefetch(_ArgumentChange):
         super().__init__(option, _SHARDED, _backward_prefetch, note)
         self._ours = False
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         from torch.distributed import fsdp
 
         calls: Place = (fsdp, "fully_shard")
         settings: list[Place] = [(fsdp.FSDPModule, f"set_modules_to_{which}_prefetch") for which in _PASSES]
-        with ExitStack() as undo:
-            undo.callback(super().install())
-            undo.callback(patch(*calls, self._wrap_fully_shard))
-            for setting in settings:
-                undo.callback(patch(*setting, functools.partial(self._wrap_setting, setting[1])))
-            return undo.pop_all().close
+        yield super().install()
+        yield patch(*calls, self._wrap_fully_shard)
+        for setting in settings:
+            yield patch(*setting, functools.partial(self._wrap_setting, setting[1]))
 
     def _wrap_fully_shard(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

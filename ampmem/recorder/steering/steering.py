@@ -10,8 +10,8 @@ import sys
 import textwrap
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -22,7 +22,7 @@ from torch import nn
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 
-from ampmem.patching import hook, patch, unseen
+from ampmem.patching import Undo, hook, patch, undone_together, unseen
 from ampmem.recorder.torch_private.general import (
     CHECKPOINT,
     DECORATED,
@@ -59,7 +59,7 @@ def entering_code() -> CodeType:
 
 
 def restates(code: CodeType) -> bool:
-    """Whether ``code`` is torch's, entering a region to restore a state: checkpoint, custom_fwd, DataParallel."""
+    """Whether ``code`` is torch's and restores an autocast state: in checkpoint, custom_fwd or DataParallel."""
     of_script = code.co_name in ("decorate_autocast", ENTER_AUTOCAST)
     return code.co_filename.startswith(_TORCH) and not of_script
 
@@ -140,11 +140,6 @@ def _disabled(call: ast.Call) -> bool:
     return any(isinstance(value, ast.Constant) and value.value is False for value in values)
 
 
-def forget_code() -> None:
-    """Forget all code that was analysed."""
-    only_disables.cache_clear()
-
-
 WRAPPED = "the script does not use autocast: ampmem ran each outermost forward and its loss under autocast"
 GAVE_WAY = (
     "the script entered its own autocast inside ampmem's region: the first forward ran partly under ampmem's own "
@@ -161,7 +156,7 @@ _PLAIN_SCALERS = (GradScaler, torch.cuda.amp.grad_scaler.GradScaler, torch.cpu.a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Open:
-    """An open region; ``scripts`` if it is the script's own, for the session's device type."""
+    """An open autocast region; ``scripts`` says that the script entered it, for the session's device type."""
 
     region: Any
     scripts: bool
@@ -219,29 +214,28 @@ class Steering:
         self._enter: Any = None
         self._exit: Any = None
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Install patches and hooks; the returned undo first leaves ampmem's region, if it is open.
 
         Install it before the other hooks, which must find the region open.
         """
         self._installed, self._thread = True, threading.get_ident()
         self._enter, self._exit = autocast.__enter__, autocast.__exit__
-        with ExitStack() as undo:
-            undo.callback(setattr, self, "_installed", False)
-            undo.callback(forget_code)
-            undo.callback(patch(*ENTER_REGION, self._wrap_enter))
-            undo.callback(patch(*EXIT_REGION, self._wrap_exit))
-            undo.callback(patch(*SCALER_INIT, self._wrap_scaler_init))
-            undo.callback(patch(*SCALER_SCALE, self._wrap_scale))
-            if not self._fp32:
-                for place in (FIRST_GRADIENTS, ENGINE):
-                    undo.callback(patch(*place, self._wrap_backward))
-                undo.callback(patch(*CHECKPOINT, self._wrap_checkpoint))
-                undo.callback(hook(on_module_before, self._before))
-                undo.callback(hook(on_module_after, self._after, always_call=True))
-                undo.callback(hook(on_step_before, lambda *_: self.leave()))
-            undo.callback(self.leave)
-            return undo.pop_all().close
+        yield functools.partial(setattr, self, "_installed", False)
+        yield only_disables.cache_clear  # it holds code objects of the script
+        yield patch(*ENTER_REGION, self._wrap_enter)
+        yield patch(*EXIT_REGION, self._wrap_exit)
+        yield patch(*SCALER_INIT, self._wrap_scaler_init)
+        yield patch(*SCALER_SCALE, self._wrap_scale)
+        if not self._fp32:
+            for place in (FIRST_GRADIENTS, ENGINE):
+                yield patch(*place, self._wrap_backward)
+            yield patch(*CHECKPOINT, self._wrap_checkpoint)
+            yield hook(on_module_before, self._before)
+            yield hook(on_module_after, self._after, always_call=True)
+            yield hook(on_step_before, lambda *_: self.leave())
+        yield self.leave
 
     def leave(self) -> None:
         """Leave ampmem's own region, if it is open."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ampmem.patching import Undo, hook, patch
+from ampmem.patching import Undo, hook, patch, undone_together
 from ampmem.recorder.models.live import live_modules
+from ampmem.recorder.models.optimizers import parameters_of
 from ampmem.recorder.steering.parallel import ForcedChange
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import OPTIMIZER_INIT, is_compiled, on_module_before
@@ -26,7 +26,10 @@ _LOW = torch.bfloat16
 _MASTER_BYTES = 4
 """Bytes per element of an FP32 master copy."""
 _MOVES: tuple[tuple[int, Place], ...] = ((0, (nn.Module, "to")), (0, (nn.Module, "cuda")))
-"""What moves a model to its device, and which argument the model is: weights that are cast before never are there."""
+"""The methods that move a model to its device, and the position of the model among the arguments.
+
+The weights are cast before, so that the device never has them in float32.
+"""
 _LOSSES: tuple[Place, ...] = tuple(
     (functional, name)
     for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits")
@@ -52,23 +55,22 @@ class BFloat16Weights(ForcedChange):
         """The parameters that were cast."""
         self._installed = False
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         self._installed = True
         for place in _LOSSES:
             patch(*place, _with_equal_types)
         hook(on_module_before, self._before)
-        with ExitStack() as undo:
-            undo.callback(setattr, self, "_installed", False)
-            for index, place in (*_MOVES, *_wrappers()):
-                undo.callback(patch(*place, functools.partial(self._wrap_taker, index)))
-            undo.callback(patch(*OPTIMIZER_INIT, self._wrap_optimizer))
-            return undo.pop_all().close
+        yield functools.partial(setattr, self, "_installed", False)
+        for index, place in (*_MOVES, *_wrappers()):
+            yield patch(*place, functools.partial(self._wrap_taker, index))
+        yield patch(*OPTIMIZER_INIT, self._wrap_optimizer)
 
     def _why_not_done(self) -> str:
         return "no model with float32 weights was seen"
 
     def _wrap_taker(self, index: int, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``original`` with the module among its arguments, the one at ``index``, cast before."""
+        """``original``, called after its argument at ``index``, a module, was cast."""
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +87,7 @@ class BFloat16Weights(ForcedChange):
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
             # The class makes states after this, in the type that its parameters have by then.
-            wide = {id(each) for each in _parameters_of(optimizer) if each.dtype == torch.float32}
+            wide = {id(each) for each in parameters_of(optimizer) if each.dtype == torch.float32}
             owners = (
                 [each for each in live_modules() if not wide.isdisjoint(map(id, each.parameters()))] if wide else []
             )
@@ -134,7 +136,7 @@ class BFloat16Weights(ForcedChange):
 
 
 def _wrappers() -> Iterable[tuple[int, Place]]:
-    """The wrappers for several ranks, which look at the types of the parameters; and which argument the model is."""
+    """(position of the model argument, place) of the wrappers for several ranks, which look at parameters' types."""
     yield 1, (DistributedDataParallel, "__init__")
     if torch.distributed.is_available():
         from torch.distributed import fsdp
@@ -164,7 +166,3 @@ def _low(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(map(_low, value))
     return {key: _low(each) for key, each in value.items()} if type(value) is dict else value
-
-
-def _parameters_of(optimizer: Optimizer) -> Iterable[Tensor]:
-    return (each for group in optimizer.param_groups for each in group["params"])

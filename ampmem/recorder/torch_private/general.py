@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import attrgetter, methodcaller
 from pathlib import Path
-from types import FrameType, FunctionType, SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from ampmem.own_code import is_only_thread
+from ampmem.own_code import is_only_thread, with_callers
 from ampmem.patching import unseen
 from ampmem.recorder.torch_private.entries import ENTRIES, NOTHING, attribute, needed, optional, patched
 from ampmem.recorder.torch_private.entries import Place as Place
@@ -270,7 +270,7 @@ def compiled_code() -> Place | None:
 
 
 _BACKENDS = "cached_backends"
-"""What was given to torch.compile, and ``None`` or ``False`` for code that is never compiled."""
+"""Dynamo's dictionary of the backends given to torch.compile; ``None`` and ``False`` stand for uncompiled code."""
 
 
 def compiles() -> bool:
@@ -305,10 +305,10 @@ SAMPLER = attribute(
 # -- the CPU profiler -------------------------------------------------------------------------------
 
 enable_profiler: Callable[..., None] = needed(
-    "torch._C._autograd", "_enable_profiler", ("to start a window of the profiler")
+    "torch._C._autograd", "_enable_profiler", "to start a window of the profiler"
 )
 disable_profiler: Callable[[], Any] = needed(
-    "torch._C._autograd", "_disable_profiler", ("to end a window of the profiler")
+    "torch._C._autograd", "_disable_profiler", "to end a window of the profiler"
 )
 prepare_profiler: Callable[..., None] = needed("torch._C._autograd", "_prepare_profiler", "to set kineto up")
 profiler_enabled: Callable[[], bool] = needed(
@@ -332,7 +332,7 @@ OP_FIELDS: Any = needed(
     "torch._C._profiler", "_ExtraFields_TorchOp", "to distinguish nodes and markers from CUDA runtime calls"
 )
 ALLOCATION: Any = needed(
-    "torch._C._profiler", "_ExtraFields_Allocation", ("to distinguish allocations and frees from nodes")
+    "torch._C._profiler", "_ExtraFields_Allocation", "to distinguish allocations and frees from nodes"
 )
 for _owner, _names in {
     "torch._C._autograd._ProfilerResult": ("experimental_event_tree",),
@@ -573,16 +573,10 @@ def running_steps() -> Counter[int]:
     raised. If torch renames it, an optimizer whose step raised is considered to be still running.
     """
     running: Counter[int] = Counter()
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame in with_callers(sys._getframe()):
         if frame.f_code.co_filename == torch_optimizer.__file__ and frame.f_code.co_name == "wrapper":
             running[id(frame.f_locals.get("self"))] += 1
-        frame = frame.f_back
     return running
-
-
-def _patching() -> object:
-    return SimpleNamespace(**dict.fromkeys(Optimizer._patch_step_function.__code__.co_names))
 
 
 _HOOKED = attribute(
@@ -590,7 +584,7 @@ _HOOKED = attribute(
     "hooked",
     "to know which of torch's optimizer classes have instances, so that ampmem searches only for these",
     without="a recording takes a little longer to start",
-    example=_patching,
+    example=lambda: SimpleNamespace(**dict.fromkeys(Optimizer._patch_step_function.__code__.co_names)),
 )
 
 
@@ -605,7 +599,7 @@ def never_made(kind: type[Optimizer]) -> bool:
 
 
 def _is_of_torch(function: object) -> bool:
-    """Whether its code and the code that it wraps are torch's: a replacement may have copied the name."""
+    """Whether the code of ``function`` and of all that it wraps is torch's: a replacement may copy the name."""
     while type(function) is FunctionType and function.__code__.co_filename.startswith(_FOLDER):
         if not hasattr(function, "__wrapped__"):
             return True

@@ -46,7 +46,7 @@ def memory_budget() -> float:
 
 
 def know_functions() -> None:
-    """Have dynamo, once it is imported, know torch's own functions: it takes what it finds by name when it traces."""
+    """Have dynamo look up torch's own functions now, without ampmem's patches: it finds them by name when it traces."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     known = getattr(rules, "get_torch_obj_rule_map", None)
     if known is not None:
@@ -64,7 +64,7 @@ def graph_places() -> tuple[Place, Place] | None:
 
 
 def compile_id() -> str:
-    """Which code dynamo compiles now, such as ``0/0``; empty if none."""
+    """The id of the code that dynamo compiles now, such as ``0/0``; empty if none."""
     current = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
     found = None if current is None else current.current_compile_id()
     return "" if found is None else str(found)

@@ -9,7 +9,7 @@ from fractions import Fraction
 from ampmem.analysis.budgets.budget import ALLOCATED, DEVICE, GROWTH, PEAK, RESERVED
 from ampmem.analysis.budgets.check import AT_PEAK, PEAK_IS, TRIALS_NOT_JUDGED, Broken, CheckResult, Judged, Limit
 from ampmem.analysis.difference.difference import GroupChange, changes_between, folded
-from ampmem.names import is_warning, said_in
+from ampmem.names import is_warning, warning_text
 from ampmem.reporters.text.difference import changes_table, elsewhere, what
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
 from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
@@ -105,7 +105,7 @@ def remarks(result: CheckResult) -> Iterator[str]:
     yield from (f"note: {note}" for note in result.notes if note.startswith(PEAK_IS))
     for note in result.notes:
         if is_warning(note):
-            yield f"warning: {said_in(note)}"
+            yield f"warning: {warning_text(note)}"
 
 
 def _headline_of_kept(result: CheckResult) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ampmem.analysis.fit import BASELINE, BreakEven, FitResult, PrecisionFit, Remaining, SavingVerdict
-from ampmem.names import is_warning, said_in
+from ampmem.names import is_warning, warning_text
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.plain_text import ABSENT, signed, size_beside, wrapped
 from ampmem.reporters.text.run import counted
@@ -84,7 +84,7 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
         ("varied", f"{vary.name} from {format_count(vary.low)} to {high}"),
         ("gpu", f"{gpu}{outside}"),
         ("runs", f"{format_count(fit.runs)}, of {fit.steps} steps each"),
-        *(("warning", said_in(note)) for note in fit.notes if is_warning(note)),
+        *(("warning", warning_text(note)) for note in fit.notes if is_warning(note)),
     ]
 
 

@@ -30,7 +30,7 @@ from ampmem.analysis.ranks.ranks import (
 )
 from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.analysis.timeline.categories import Category
-from ampmem.names import NOT_ENDED, is_warning, layers_named, of_all_layers, said_in
+from ampmem.names import NOT_ENDED, is_warning, layers_named, of_all_layers, warning_text
 from ampmem.recording import rank_of, rank_pattern
 from ampmem.reporters.base import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.answer import (
@@ -460,7 +460,7 @@ def doubts(ranks: Ranks) -> Iterator[str]:
         )
     for note, whose in _notes(ranks):
         if is_warning(note):
-            yield f"{whose}: {said_in(note)}"
+            yield f"{whose}: {warning_text(note)}"
 
 
 def _killed(ranks: Ranks) -> Iterator[str]:

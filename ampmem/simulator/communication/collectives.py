@@ -10,7 +10,6 @@ import functools
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 import torch
@@ -110,7 +109,7 @@ def _new_group(
 
 
 def _get_backend(named: _Names, original: Callable[..., str], group: Any = None) -> str:
-    """The backend that the script asked for: it may decide by it."""
+    """``dist.get_backend``: the backend that the script asked for, as its code may depend on it."""
     found = original(group)
     name = named.get(group or dist.group.WORLD, "nccl")
     return dist.Backend("nccl" if "nccl" in name else name) if found == private.FAKE else found
@@ -150,7 +149,7 @@ _RETURN_WORK = (
 _GATHERS = (*private.ALL_GATHERS, c10d.gather_.default)
 """Collectives that bring this rank's own data from each peer."""
 _LEAVE = (c10d.send.default, c10d.barrier.default, c10d.broadcast_.default)
-"""Collectives that write nothing; what all others bring is unknown.
+"""Collectives that write no unknown values; what all others write is unknown.
 
 A script's broadcast to a receiving rank is unknown, too, but that is handled in Python, because C++ broadcasts what DDP
 computes alike on each rank.
@@ -183,7 +182,8 @@ class Collectives:
         self._mode = mode
         self._communicators = communicators
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Handle collectives from now on; returns the undo."""
         answers = self._mode.answers
         former = dict(answers)
@@ -192,24 +192,23 @@ class Collectives:
             answers.clear()
             answers.update(former)
 
-        with ExitStack() as undo:
-            for op in (*_RETURN_TENSORS, *_RETURN_WORK):
-                answers[op] = self._answer
-            answers.update(dict.fromkeys(private.WAITS, self._wait))
-            answers.update(dict.fromkeys(private.FUNCTIONAL, self._functional))
-            undo.callback(added("answers", "collectives", put_back))
-            # Patched in Python, because the ops do not show the reduction.
-            reductions = {
-                "all_reduce": in_place_of(dist.all_reduce, self._all_reduce),
-                "all_reduce_coalesced": in_place_of(dist.all_reduce_coalesced, self._all_reduce_coalesced),
-                "reduce": in_place_of(dist.reduce, self._reduce),
-            }
-            undo.callback(replace_all((dist, dist.distributed_c10d), reductions))
-            broadcast = in_place_of(dist.ProcessGroup.broadcast, self._broadcast)
-            undo.callback(replace_all((dist.ProcessGroup,), {"broadcast": broadcast}))
-            return undo.pop_all().close
+        for op in (*_RETURN_TENSORS, *_RETURN_WORK):
+            answers[op] = self._answer
+        answers.update(dict.fromkeys(private.WAITS, self._wait))
+        answers.update(dict.fromkeys(private.FUNCTIONAL, self._functional))
+        yield added("answers", "collectives", put_back)
+        # Patched in Python, because the ops do not show the reduction.
+        reductions = {
+            "all_reduce": in_place_of(dist.all_reduce, self._all_reduce),
+            "all_reduce_coalesced": in_place_of(dist.all_reduce_coalesced, self._all_reduce_coalesced),
+            "reduce": in_place_of(dist.reduce, self._reduce),
+        }
+        yield replace_all((dist, dist.distributed_c10d), reductions)
+        broadcast = in_place_of(dist.ProcessGroup.broadcast, self._broadcast)
+        yield replace_all((dist.ProcessGroup,), {"broadcast": broadcast})
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the collective ``func`` of ``c10d``."""
         # Tensors on the CPU are real: torch's fake backend copies them. A barrier has no tensors to tell by.
         if func is not c10d.barrier.default and not any(isinstance(tensor, FakeTensor) for tensor in _tensors(args)):
             return func(*args, **kwargs)
@@ -286,7 +285,7 @@ class Collectives:
 
     def _known_copy(self, tensor: Any) -> Tensor | None:
         """A copy of the known values of ``tensor`` on the device, which the op makes unknown."""
-        known = self._mode.known.of(tensor) if isinstance(tensor, FakeTensor) else None
+        known = self._mode.known.values_of(tensor) if isinstance(tensor, FakeTensor) else None
         return None if known is None else known.clone()
 
     def _sum_up(self, tensor: Tensor, known: Tensor | None, op: Any, group: Any) -> None:
@@ -304,7 +303,7 @@ class Collectives:
         """Allocate the flat tensor that NCCL gathers into, or scatters from, for lists of tensors."""
         if func is private.ALL_GATHERS[0] or func is private.REDUCE_SCATTERS[0]:
             many = args[0] if func is private.ALL_GATHERS[0] else args[1]
-            sizes = [sum(_bytes(tensor) for tensor in tensors) for tensors in many]
+            sizes = [sum(tensor.nbytes for tensor in tensors) for tensors in many]
             if any(tensor.device.type == self._mode.device_model.label for tensor in _tensors(many)):
                 self._mode.device_model.scratch(f"torch.distributed.{func.name()}", [size for size in sizes if size])
 
@@ -322,10 +321,6 @@ def _reduce_alike(tensor: Tensor, op: Any, size: int) -> bool:
         else:
             return any(op == same for same in _SAME)
     return True
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _tensors(value: Any) -> Any:

@@ -34,7 +34,7 @@ from ampmem.patching import Undo, added, in_place_of, replace_all, undone_togeth
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import communication as private
 from ampmem.simulator.private.general import FakeTensor, tree_map
-from ampmem.simulator.where import stop
+from ampmem.simulator.where import stop, stopping
 from ampmem.simulator.world import World, check_index
 
 aten = torch.ops.aten
@@ -42,7 +42,7 @@ aten = torch.ops.aten
 
 @undone_together
 def install(mode: SimulatedMode, world: World) -> Iterator[Undo]:
-    """Install all of it; returns the undo."""
+    """Install everything in this module; returns the undo."""
     yield _install_data_parallel(mode)
     yield _install_sharded(mode)
     yield private.stages_meet(_hear, _tell)
@@ -230,7 +230,7 @@ def _hear(stage: Any, source: int) -> Any:
 
 
 def _tell(stage: Any, shapes: Any) -> None:
-    """Allocate what sending the shapes takes; the receiver does not exist."""
+    """Allocate the tensors with which torch sends the shapes; the receiver does not exist."""
     data = torch.empty(len(pickle.dumps(shapes)), dtype=torch.uint8).to(stage.device)
     torch.cat([torch.tensor([data.numel()]).to(stage.device)])
 
@@ -262,18 +262,11 @@ def _install_elsewhere(world: World, mode: SimulatedMode) -> Iterator[Undo]:
     """Answer or refuse calls that ask other processes; returns the undo."""
     yield replace_all((torch.multiprocessing,), _processes(world))
     yield replace_all((dist, dist.distributed_c10d), {"TCPStore": _Store})
-    yield replace_all((rpc,), {"init_rpc": _stops(_RPC)})
-    yield replace_all((private.symmetric_memory(),), dict.fromkeys(private.SYMMETRIC, _stops(_SYMMETRIC)))
-    yield replace_all((ZeroRedundancyOptimizer,), {"consolidate_state_dict": _stops(_CONSOLIDATE)})
-    yield replace_all(private.tracers(), {"pipeline": _stops(_TRACED)})
+    yield replace_all((rpc,), {"init_rpc": stopping(_RPC)})
+    yield replace_all((private.symmetric_memory(),), dict.fromkeys(private.SYMMETRIC, stopping(_SYMMETRIC)))
+    yield replace_all((ZeroRedundancyOptimizer,), {"consolidate_state_dict": stopping(_CONSOLIDATE)})
+    yield replace_all(private.tracers(), {"pipeline": stopping(_TRACED)})
     yield replace_all(private.checkpoints(), _files(mode))
-
-
-def _stops(why: str) -> Callable[..., Any]:
-    def stopped(*_: Any, **__: Any) -> Any:
-        raise stop(why)
-
-    return stopped
 
 
 def _files(mode: SimulatedMode) -> dict[str, Any]:
@@ -319,7 +312,7 @@ def _state(value: Any) -> Any:
 
 
 def _fill(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
-    """Put what was ``loaded`` into ``state``, in place; its tensors remain, whose values are unknown anyway."""
+    """Put the ``loaded`` objects into ``state``, in place; its tensors stay, as their values are unknown anyway."""
     for name, value in state.items():
         if hasattr(value, "load_state_dict"):
             own = value.state_dict()

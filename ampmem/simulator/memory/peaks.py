@@ -1,4 +1,4 @@
-"""The terms of a simulated run's peaks, and how much higher the peaks are with the largest assumed requests."""
+"""What a simulated run's peaks consist of, and how much higher they can be with the largest assumed requests."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Highest:
             self._allocator.complete_events()
             return
         for stream, events in until.items():
-            self._allocator.complete_events_until(stream, events)
+            self._allocator.streams.complete_until(stream, events)
 
     def assume(self, what: str, most: int, asker: object) -> None:
         """Allocate at most ``most`` bytes for ``asker``, and free them at once.
@@ -177,7 +177,7 @@ class Highest:
         return room if self.limit is None else min(room, self.limit)
 
     def _note(self, what: str, most: int, room: int) -> int:
-        """The memory with ``most`` bytes more, at most ``room``."""
+        """Note a request of ``most`` bytes; returns the allocated memory with it, at most ``room``."""
         allocated = self.counters.allocated
         self.bounds[what] = max(most, self.bounds.get(what, 0))
         return min(allocated + round_up(most, MIN_BLOCK_SIZE), max(allocated, room))

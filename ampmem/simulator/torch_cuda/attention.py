@@ -189,7 +189,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
                 *call[:3], mask, needs_grad, call.dropout, call.causal, scale=scale
             )
             return out[0]
-        with additions.of_a_product():
+        with additions.in_place():
             out = aten._scaled_dot_product_attention_math(
                 *call[:3], mask, call.dropout, call.causal, None, scale=scale, enable_gqa=enable_gqa
             )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,10 +26,6 @@ from ampmem.simulator.torch_cuda import compiled, derivatives, tensors, triton, 
 from ampmem.simulator.torch_cuda.properties import properties
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import check_index, here
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _SNAPSHOTS = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one from the recording"
 
@@ -96,6 +92,9 @@ def _actions() -> dict[str, Any]:
     }
 
 
+_RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
+
+
 def _memory(device: SimulatedDevice) -> dict[str, Any]:
     allocator = device.allocator
     counters = allocator.counters
@@ -135,14 +134,10 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
     return {
         "memory_allocated": lambda device=None: counters.allocated,
         "max_memory_allocated": lambda device=None: counters.allocated_peak,
-        "memory_reserved": lambda device=None: counters.reserved,
-        "max_memory_reserved": lambda device=None: counters.reserved_peak,
-        "memory_cached": lambda device=None: counters.reserved,
-        "max_memory_cached": lambda device=None: counters.reserved_peak,
+        **dict.fromkeys(("memory_reserved", "memory_cached"), lambda device=None: counters.reserved),
+        **dict.fromkeys(("max_memory_reserved", "max_memory_cached"), lambda device=None: counters.reserved_peak),
         "memory_stats": lambda device=None: counters.memory_stats(),
-        "reset_peak_memory_stats": lambda device=None: counters.reset_peaks(),
-        "reset_max_memory_allocated": lambda device=None: counters.reset_peaks(),
-        "reset_max_memory_cached": lambda device=None: counters.reset_peaks(),
+        **dict.fromkeys(_RESETS, lambda device=None: counters.reset_peaks()),
         "reset_accumulated_memory_stats": lambda device=None: None,
         "empty_cache": device.empty_cache,
         "mem_get_info": mem_get_info,
@@ -346,7 +341,8 @@ class StreamRegion:
             self.stream.__exit__()
 
 
-def _install_streams(device: SimulatedDevice) -> Callable[[], None]:
+@undone_together
+def _install_streams(device: SimulatedDevice) -> Iterator[Undo]:
     """Replace torch's streams, events and regions; returns the undo."""
     body = {"model": device, "__module__": "torch.cuda.streams"}
     stream: type[Stream] = type("Stream", (Stream,), body)
@@ -367,14 +363,12 @@ def _install_streams(device: SimulatedDevice) -> Callable[[], None]:
     regions = {"stream": StreamRegion, "StreamContext": StreamRegion, "set_stream": enter, "current_stream": current}
     kinds = {"Stream": stream, "Event": event, "ExternalStream": _external(stream)}
     wait = {"synchronize": synchronize}
-    with ExitStack() as undo:
-        undo.callback(replace_all((torch.cuda, torch.cuda.streams), kinds))
-        default = {"default_stream": lambda device=None: stream(stream_id=DEFAULT)}
-        undo.callback(replace_all((torch.cuda,), regions | wait | default))
-        undo.callback(replace_all((torch.accelerator,), {"current_stream": current, "set_stream": enter} | wait))
-        undo.callback(replace_all((torch,), {"Stream": stream, "Event": event}))
-        undo.callback(put_in(*general.RAW_STREAM, lambda where: device.order.current()))
-        return undo.pop_all().close
+    yield replace_all((torch.cuda, torch.cuda.streams), kinds)
+    default = {"default_stream": lambda device=None: stream(stream_id=DEFAULT)}
+    yield replace_all((torch.cuda,), regions | wait | default)
+    yield replace_all((torch.accelerator,), {"current_stream": current, "set_stream": enter} | wait)
+    yield replace_all((torch,), {"Stream": stream, "Event": event})
+    yield put_in(*general.RAW_STREAM, lambda where: device.order.current())
 
 
 def _external(stream: type[Stream]) -> type[Stream]:

@@ -37,7 +37,7 @@ _REFUSED = (
 
 @undone_together
 def install(mode: SimulatedMode) -> Iterator[Undo]:
-    """Install all of it; returns the undo."""
+    """Install everything in this module; returns the undo."""
     how = _Saving() if mode.saves else _Refusing(mode)
     own = {"save": in_place_of(torch.save, how.save), "load": in_place_of(torch.load, _load)}
     yield replace_all((torch, torch.serialization), own)

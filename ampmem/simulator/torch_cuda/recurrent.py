@@ -164,7 +164,7 @@ class _Dropout:
             return
         self._seeds = self._device.seeds
         torch.empty((), dtype=torch.int64, device="cuda").random_()  # the seed
-        size = dropout_state(self._device.gpu.sm_count or 108)
+        size = (self._device.gpu.sm_count or 108) * _DROPOUT_STATE
         self._state = torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
@@ -374,8 +374,3 @@ def reserve(layers: Layers, cells: int, item: int, *, dropout: bool = False) -> 
     if dropout:  # one bit per value between layers, of both directions, for each direction
         kept += cells * between * layers.directions**2 // 8
     return _HEAD + -(-kept // _ALIGNED) * _ALIGNED
-
-
-def dropout_state(multiprocessors: int) -> int:
-    """Bytes of cuDNN's dropout state, of which a process has one."""
-    return multiprocessors * _DROPOUT_STATE

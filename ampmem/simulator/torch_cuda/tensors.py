@@ -9,7 +9,6 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -27,30 +26,29 @@ from ampmem.simulator.world import check_index, here
 aten = torch.ops.aten
 
 
-def install(mode: SimulatedMode) -> Callable[[], None]:
-    """Install all of it; returns the undo."""
+@undone_together
+def install(mode: SimulatedMode) -> Iterator[Undo]:
+    """Install everything in this module; returns the undo."""
 
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
         mode.device_model.record_stream(tensor.untyped_storage(), stream.stream_id)
 
-    with ExitStack() as undo:
-        plain = _pinned(mode.pinned) | {"record_stream": record_stream, "data": _data()}
-        undo.callback(replace_all((torch.Tensor,), plain))
-        methods = {
-            "__format__": _format,
-            "data_ptr": lambda tensor: 0,  # torch would warn, and clones if it is 0
-            "numpy": functools.partialmethod(_numpy, mode),
-        }
-        undo.callback(replace_all((FakeTensor,), methods))
-        undo.callback(put_in(FakeTensor, "__copy__", _copy))
-        undo.callback(general.read_in_lists(functools.partial(_read, mode)))
-        for owner, own in _replacements(mode):
-            made = {name: in_place_of(getattr(owner, name), function) for name, function in own.items()}
-            undo.callback(replace_all((owner,), made))
-        undo.callback(_generators())
-        undo.callback(_hide_fakes())
-        undo.callback(replace_all((torch.nn.parallel.comm,), {"scatter": _scatter}))
-        return undo.pop_all().close
+    plain = _pinned(mode.pinned) | {"record_stream": record_stream, "data": _data()}
+    yield replace_all((torch.Tensor,), plain)
+    methods = {
+        "__format__": _format,
+        "data_ptr": lambda tensor: 0,  # torch would warn, and clones if it is 0
+        "numpy": functools.partialmethod(_numpy, mode),
+    }
+    yield replace_all((FakeTensor,), methods)
+    yield put_in(FakeTensor, "__copy__", _copy)
+    yield general.read_in_lists(functools.partial(_read, mode))
+    for owner, own in _replacements(mode):
+        made = {name: in_place_of(getattr(owner, name), function) for name, function in own.items()}
+        yield replace_all((owner,), made)
+    yield _generators()
+    yield _hide_fakes()
+    yield replace_all((torch.nn.parallel.comm,), {"scatter": _scatter})
 
 
 def _pinned(pinned: weakref.WeakSet[torch.UntypedStorage]) -> dict[str, Any]:
@@ -132,7 +130,7 @@ def _one_hot(original: Any, tensor: torch.Tensor, num_classes: int = -1) -> Any:
 def _lengths(mode: SimulatedMode, lengths: torch.Tensor, batch: int, most: int) -> list[int]:
     if not isinstance(lengths, FakeTensor):
         return [int(length) for length in lengths.reshape(-1).tolist()]
-    known = mode.known.of(lengths)
+    known = mode.known.values_of(lengths)
     return [most] * batch if known is None else [int(length) for length in known.reshape(-1).tolist()]
 
 
@@ -150,7 +148,7 @@ def _copy(tensor: FakeTensor) -> torch.Tensor:
 
 
 def _data() -> property:
-    """``tensor.data = other``: under FSDP a tensor moves so to the device and back, and has to become fake."""
+    """The property ``data``, which can be set to a tensor on the other device: so FSDP moves tensors there and back."""
     original: Any = torch.Tensor.data
 
     def give(tensor: torch.Tensor, data: torch.Tensor) -> None:
@@ -167,15 +165,15 @@ def _data() -> property:
         kind = type(tensor)
         torch.utils.swap_tensors(tensor, other)
         if kind not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
-            _remain(tensor, kind, vars(other))
+            _keep_class(tensor, kind, vars(other))
         if gradient is not None:  # a gradient on another device could not be assigned afterwards
             tensor.grad = gradient.to(data.device)
 
     return property(original.__get__, give)
 
 
-def _remain(tensor: torch.Tensor, kind: type, attributes: dict[str, Any]) -> None:
-    """Keep the methods and attributes of a library's own parameter class when its tensor becomes fake."""
+def _keep_class(tensor: torch.Tensor, kind: type, attributes: dict[str, Any]) -> None:
+    """Give ``tensor``, which has become fake, the methods and attributes of a library's parameter class ``kind``."""
     if issubclass(kind, torch.nn.Parameter):
         tensor.__class__ = kind if issubclass(kind, FakeTensor) else _fake_kind(kind)
         vars(tensor).update({name: value for name, value in attributes.items() if name not in vars(tensor)})
@@ -187,7 +185,7 @@ def _fake_kind(kind: type) -> type:
 
     def detach(tensor: torch.Tensor) -> torch.Tensor:
         detached = torch.Tensor.detach(tensor)
-        _remain(detached, type(tensor), vars(tensor))
+        _keep_class(detached, type(tensor), vars(tensor))
         return detached
 
     return type(kind.__name__, (FakeTensor, kind), {"__module__": kind.__module__, "detach": detach})
@@ -224,7 +222,8 @@ def _scatter(tensor: torch.Tensor, devices: Any = None, *_: Any, **__: Any) -> t
     return (tensor.to("cuda"),)
 
 
-def _generators() -> Callable[[], None]:
+@undone_together
+def _generators() -> Iterator[Undo]:
     """``torch.Generator("cuda")``: a CPU generator that claims the device, since it draws no numbers."""
     original = torch.Generator
 
@@ -249,10 +248,8 @@ def _generators() -> Callable[[], None]:
             """The device that it claims."""
             return torch.device("cuda", here().local_rank)
 
-    with ExitStack() as undo:
-        undo.callback(replace_all((torch,), {"Generator": Generator}))
-        undo.callback(replace_all((torch.cuda,), {"default_generators": (Generator("cuda"),)}))
-        return undo.pop_all().close
+    yield replace_all((torch,), {"Generator": Generator})
+    yield replace_all((torch.cuda,), {"default_generators": (Generator("cuda"),)})
 
 
 class _Kind(type(FakeTensor)):  # type: ignore[misc]

@@ -6,13 +6,13 @@ CPU builds have them in name only.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from ampmem.patching import added, in_place_of, patch, replace_all
+from ampmem.patching import Undo, added, in_place_of, patch, replace_all, undone_together
 from ampmem.simulator.private.general import DEFAULT_TYPE, FakeTensor
 
 _PREFIX = "torch.cuda."
@@ -43,16 +43,16 @@ class _Type(type):
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
 
 
-def install() -> Callable[[], None]:
+@undone_together
+def install() -> Iterator[Undo]:
     """Install the types, and the functions that take one; returns the undo."""
     types = {name: _Type(name, (), {"dtype": dtype, "__module__": "torch.cuda"}) for name, dtype in _TYPES.items()}
-    with ExitStack() as undo:
-        undo.callback(replace_all((torch.cuda,), types))
-        # Closed at each call, so that only the last type stays the default.
-        chosen = undo.enter_context(ExitStack())
-        undo.callback(patch(*DEFAULT_TYPE, functools.partial(_set_default, chosen)))
-        undo.callback(replace_all((torch.Tensor,), {"type": in_place_of(torch.Tensor.type, _type)}))
-        return undo.pop_all().close
+    yield replace_all((torch.cuda,), types)
+    # Closed at each call, so that only the last type stays the default.
+    chosen = ExitStack()
+    yield chosen.close
+    yield patch(*DEFAULT_TYPE, functools.partial(_set_default, chosen))
+    yield replace_all((torch.Tensor,), {"type": in_place_of(torch.Tensor.type, _type)})
 
 
 def _dtype_of(kind: Any) -> torch.dtype | None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from ampmem.patching import Undo, in_place_of, replace_all, undone_together
 from ampmem.simulator.private.general import COMPILED_AT_RUN_TIME, FakeTensor
-from ampmem.simulator.where import stop
+from ampmem.simulator.where import stop, stopping
 
 _GRAPHS = (
     "a CUDA graph keeps its own memory pool, which is not simulated; leave the graph out to see what the run needs "
@@ -43,7 +42,8 @@ def install(*, alone: bool) -> Iterator[Undo]:
         yield _without_communication()
 
 
-def _without_communication() -> Callable[[], None]:
+@undone_together
+def _without_communication() -> Iterator[Undo]:
     distributed, parallel = torch.distributed, torch.nn.parallel.DistributedDataParallel
 
     def start(original: Any, backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -58,13 +58,11 @@ def _without_communication() -> Callable[[], None]:
             raise stop(_DISTRIBUTED)
         original(self, module, *args, **kwargs)
 
-    with ExitStack() as undo:
-        starts = {"init_process_group": in_place_of(distributed.init_process_group, start)}
-        undo.callback(replace_all((distributed, distributed.distributed_c10d), starts))
-        meshes = (distributed, distributed.device_mesh)
-        undo.callback(replace_all(meshes, _each_stops(distributed, ("init_device_mesh",), _DISTRIBUTED)))
-        undo.callback(replace_all((parallel,), {"__init__": in_place_of(parallel.__init__, init)}))
-        return undo.pop_all().close
+    starts = {"init_process_group": in_place_of(distributed.init_process_group, start)}
+    yield replace_all((distributed, distributed.distributed_c10d), starts)
+    meshes = (distributed, distributed.device_mesh)
+    yield replace_all(meshes, _each_stops(distributed, ("init_device_mesh",), _DISTRIBUTED))
+    yield replace_all((parallel,), {"__init__": in_place_of(parallel.__init__, init)})
 
 
 def _each_stops(owner: object, names: Iterable[str], why: str) -> dict[str, Any]:
@@ -74,10 +72,7 @@ def _each_stops(owner: object, names: Iterable[str], why: str) -> dict[str, Any]
 
 def _stops(why: str, original: Any) -> Any:
     """A replacement that raises; for a class it is one that annotations, ``isinstance`` and subclasses may use."""
-
-    def stopped(*_: Any, **__: Any) -> Any:
-        raise stop(why)
-
+    stopped = stopping(why)
     if not isinstance(original, type):
         return functools.wraps(original)(stopped)
     body = {"__new__": stopped, "__doc__": original.__doc__, "__module__": original.__module__}

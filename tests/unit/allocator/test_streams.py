@@ -65,14 +65,14 @@ def test_a_stream_may_have_come_past_some_of_its_events() -> None:
         allocator.record_stream(block, 1)
         allocator.free(block)
     counters = allocator.counters
-    assert (allocator.recorded_events(1), allocator.recorded_events(2)) == (3, 0)
+    assert allocator.streams.recorded == {1: 3}
     assert (counters.awaiting_bytes, counters.awaiting_requested) == (3 * (12 * MIB + 512), 3 * (12 * MIB + 1))
-    allocator.complete_events_until(1, 2)
-    allocator.complete_events_until(1, 1)  # what is done stays done
+    allocator.streams.complete_until(1, 2)
+    allocator.streams.complete_until(1, 1)  # what is done stays done
     allocator.malloc(1)
     assert [block.state == AWAITING for block in blocks] == [False, False, True]
     assert (counters.awaiting_bytes, counters.awaiting_requested) == (12 * MIB + 512, 12 * MIB + 1)
-    allocator.complete_events_until(1, 3)
+    allocator.streams.complete_until(1, 3)
     allocator.malloc(1)
     assert (counters.awaiting, counters.awaiting_requested) == (0, 0)
     assert counters.awaiting_bytes_peak == 3 * (12 * MIB + 512)

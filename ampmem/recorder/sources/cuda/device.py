@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from ampmem.allocator.settings import UNCACHED, VARIABLES, backend_of_environment
-from ampmem.patching import Undo, patch_call
+from ampmem.patching import Undo, patch_call, undone_together
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import in_backward
 
@@ -80,7 +79,7 @@ class TorchCuda:
     settings_in_force = staticmethod(torch_private.settings_in_force)
     set_settings = staticmethod(torch_private.set_settings)
     caches = staticmethod(torch_private.allocator_is_on)
-    """The history has no allocations that pass the caching allocator."""
+    """Whether the caching allocator is in use; if not, allocations are missing in the history."""
     metadata_setter = staticmethod(torch_private.metadata_setter)
 
     def history_is_on(self) -> bool:
@@ -156,7 +155,8 @@ class TorchCuda:
         """Wait for all work on the device."""
         torch.cuda.synchronize(device)
 
-    def follow_captures(self) -> Undo:
+    @undone_together
+    def follow_captures(self) -> Iterator[Undo]:
         """Follow the CUDA graphs that any thread captures; returns the undo."""
 
         def wrap_begin(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,11 +176,9 @@ class TorchCuda:
 
             return capture_end
 
-        with ExitStack() as undo:
-            undo.callback(_captured.clear)
-            undo.callback(patch_call(*torch_private.BEGIN_CAPTURE, wrap_begin))
-            undo.callback(patch_call(*torch_private.END_CAPTURE, wrap_end))
-            return undo.pop_all().close
+        yield _captured.clear
+        yield patch_call(*torch_private.BEGIN_CAPTURE, wrap_begin)
+        yield patch_call(*torch_private.END_CAPTURE, wrap_end)
 
     def capturing(self) -> bool:
         """Whether any thread is capturing a CUDA graph: a call that synchronizes would end the capture."""

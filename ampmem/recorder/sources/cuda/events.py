@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.allocator.blocks import SnapshotSegment
 from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_call, rewound
 from ampmem.allocator.settings import Settings, round_size
-from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, read_segments
+from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from ampmem.events import Action, Column, SegmentColumns
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.cuda.device import Snapshot, Stats
@@ -129,9 +128,9 @@ class Chain:
         self._order = np.argsort(self._rows[_ADDRESS], kind="stable")
         self._kind, address, self._size, _, _ = self._sorted = self._rows.take(self._order, axis=1)
         self._same = address[1:] == address[:-1]
-        """Whether the next is at the same address, for all but the last."""
+        """Whether the next row is at the same address, for each row but the last."""
         self._born = (self._kind == IS_ALLOC) | (self._order < before.shape[1])
-        """Whether each says by itself which block it is about: an alloc, or a block from before."""
+        """Whether a row begins the life of a block: it is an alloc, or a block from before the trace."""
 
     def goes_on(self) -> bool:
         """Whether the entries follow from the blocks before without a gap."""
@@ -452,7 +451,8 @@ class History:
     def _followed(self, trace: Trace, final: HeldBlocks | None, counted: Stats | None, events: int = 0) -> _Rows | None:
         """The rows of a ``trace`` that leads without a gap from the known state to ``final``, or to what was counted.
 
-        ``None`` if it does not. Without both any end is right. There are ``events`` before it in the window.
+        ``None`` if it does not. Without ``final`` and ``counted`` only gaps are looked for. ``events`` is the number
+        of events before the trace in its window.
         """
         chain = Chain(trace, self._held)
         after = chain.follow_blocks(final, self._settings) if chain.goes_on() else None
@@ -519,11 +519,6 @@ class History:
                 change(entry.time_ns, writer.count, extent)
             if entry.action == ALLOC and writer.at_peak():
                 writer.note_peak(self._segments.held.size)
-
-
-def device_segments(snapshot: Snapshot, device: int) -> tuple[SnapshotSegment, ...]:
-    """The segments of one device, in the form of the recording."""
-    return read_segments(snapshot["segments"], device)
 
 
 _CHANGE = np.zeros((2, len(KINDS)), dtype=np.int64)
@@ -669,7 +664,7 @@ class _Writer:
         self._changes.append((entry.time_ns, self._awaiting_bytes))
 
     def done(self, time_ns: int, address: int) -> None:
-        """Note that the wait of the block at ``address`` is over."""
+        """Note that the block at ``address`` no longer awaits other streams."""
         self._no_longer(address)
         self._changes.append((time_ns, self._awaiting_bytes))
 

@@ -47,7 +47,7 @@ class SeenNodes:
         self._seen = seen
         self._nodes: dict[int, Nodes] = {}
         self.devices: Callable[[], Mapping[int, set[int]]] = self._devices_by_thread
-        """Gives the devices on which each thread allocated. Like the nodes, it is asked only if needed."""
+        """Returns the devices on which each thread allocated; called only if needed, as it takes time."""
 
     def _devices_by_thread(self) -> Mapping[int, set[int]]:
         rows = np.flatnonzero(self._seen.device >= 0)

@@ -12,15 +12,14 @@ from typing import Any
 import torch
 
 from ampmem.allocator.oom import pack_segments
-from ampmem.events import NO_STEP, OomRecord
+from ampmem.allocator.snapshot import read_segments
+from ampmem.events import OomRecord
 from ampmem.recorder.sources.base import Place
 from ampmem.recorder.sources.cuda.device import TorchCuda
-from ampmem.recorder.sources.cuda.events import OOM, device_segments
+from ampmem.recorder.sources.cuda.events import OOM
 
 KEPT = 8
 """Maximum number of failures kept per step, the last ones: scripts retry with smaller batches."""
-
-_NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
 
 
 class OomKeeper:
@@ -34,7 +33,7 @@ class OomKeeper:
     def observe(self, device: int, segment: int, total: int, free: int) -> None:
         """Memory ran out; called on the thread that requested it, without the allocator's lock."""
         now = time_ns()
-        place = _NOWHERE if self.locate is None else self.locate()
+        place = Place() if self.locate is None else self.locate()
         # Now, while the memory is full: when the script gets its error, tensors of its frames may be freed.
         snapshot = self._api.snapshot()
         request = last_failure(snapshot, device)
@@ -54,7 +53,7 @@ class OomKeeper:
                 op=place.op,
                 module=place.module,
                 stack=place.stack,
-                segments=pack_segments(device_segments(snapshot, device)),
+                segments=pack_segments(read_segments(snapshot["segments"], device)),
                 limit=total if total < whole else None,
             )
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import time_ns
 from typing import Any
@@ -32,6 +32,7 @@ from ampmem.allocator.snapshot import ALLOC, FREE_REQUESTED
 from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
+from ampmem.patching import Undo, undone_together
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.live import collection_paused
@@ -163,7 +164,7 @@ class CudaSource(Source):
     ) -> None:
         extension = self._extension = find()
         self._tracker = tracker_of(extension) if api is None else tracker
-        """Used if the extension has it. Then nothing is read from the allocator's history but stacks and failures."""
+        """The extension's tracker, if any: then only stacks and failures are read from the allocator's history."""
         self._api = TorchCuda() if api is None else api
         self._stacks = stacks
         self._synchronize = synchronize
@@ -227,13 +228,12 @@ class CudaSource(Source):
         """Set ``locate``, which says where memory ran out; everything else is in the trace."""
         self._oom.locate = locate
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Keep the script's scopes out of the profile that names nodes, and follow graph captures; returns the undo."""
-        with ExitStack() as undo:
-            undo.callback(self._api.follow_captures())
-            if self._extension is None:
-                undo.callback(install())
-            return undo.pop_all().close
+        yield self._api.follow_captures()
+        if self._extension is None:
+            yield install()
 
     def start(self, baseline: Mapping[int, int]) -> None:
         """Begin, or wait for the script to initialize CUDA. The first snapshot has what is alive."""
@@ -304,7 +304,7 @@ class CudaSource(Source):
         return self._drain_trace(go_on=True)
 
     def blocks(self) -> AliveBlocks:
-        """The live blocks after the last event. Of the workspaces of cuBLAS alone this source knows what they are."""
+        """The live blocks after the last event; ``seen`` are the workspaces of cuBLAS."""
         alive = self._history.alive()
         total = sum(alive.values())
         known = frozenset() if self._extension is None else frozenset(self._extension.workspaces() & alive.keys())
@@ -514,7 +514,7 @@ class CudaSource(Source):
         return self._raw(settled, nodes, seen)
 
     def _tracked_part(self, tracker: Tracker, device: int, since_ns: int, *, go_on: bool) -> RawEvents:
-        """The same events, from the tracker's rows."""
+        """The events since the trace was last emptied, from the tracker's rows."""
         table, lost, stats = tracker.take_counted(device)
         self._take_rows((table, lost), device)
         if stats is not None:
@@ -621,7 +621,7 @@ class CudaSource(Source):
             self._note("this torch cannot tag allocator events: ops are matched to them by time alone")
 
     def _note_tracked(self, device: int, table: Table) -> None:
-        """Note the same of the tracker's rows; settings and all else are in the last snapshot."""
+        """Note streams, pools and expandable segments of the tracker's rows; the settings are in the last snapshot."""
         for extent in self._history.extents:
             self._expandable |= extent.expandable
             self._streams.add(extent.stream)

@@ -119,7 +119,7 @@ _SNAPSHOT = "snapshot"
 
 
 class Counted(NamedTuple):
-    """Torch's counts: blocks until they are freed, requested bytes until their wait for other streams is over."""
+    """Torch's counts: ``blocks`` end with their free, ``requested`` bytes with their wait for other streams."""
 
     blocks: int
     requested: int

@@ -27,7 +27,7 @@ Table: TypeAlias = NDArray[np.int64]
 _POINTER = ctypes.POINTER(ctypes.c_int64)
 _COUNTS, _STATS = ctypes.c_int64 * 3, ctypes.c_int64 * 11
 _TRIES = 3
-"""How often the allocator's counts are read again because another thread allocated meanwhile."""
+"""Number of attempts to read the allocator's counts, which fail while another thread allocates."""
 
 
 class Tracked(NamedTuple):
@@ -87,7 +87,7 @@ class Tracker:
         """File, line and function of each instruction in the stacks, which keep the code objects alive."""
 
     def start(self) -> bool:
-        """Begin, once CUDA is initialized; returns whether torch lets it."""
+        """Begin, once CUDA is initialized; returns whether torch allows it."""
         self._taken = self._dropped = self._stacks = 0
         self._places.clear()
         started: int = self._library.ampmem_trace_start()
@@ -107,9 +107,9 @@ class Tracker:
         return table[:taken], lost
 
     def take_counted(self, device: int) -> tuple[Table, bool, Stats | None]:
-        """What :meth:`take` gives, and the statistics of ``device`` right after it.
+        """The result of :meth:`take`, and the statistics of ``device`` right after it.
 
-        They are ``None`` if other threads never stop to allocate.
+        The statistics are ``None`` if other threads allocate all the time.
         """
         tables, lost, stats = [], False, None
         # Rows first, counts second: they belong together only if no row was added in between.
