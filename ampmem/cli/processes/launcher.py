@@ -33,7 +33,7 @@ _PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
 }
 """The known launchers, and the functions that read their command lines."""
 _HOW = ("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path")
-"""Launchers' options that say how the script is started."""
+"""Launchers' options for the way of starting the script; ampmem replaces them by ``--no-python``."""
 _ALONE = (
     "a simulated GPU needs no other processes: run the script in one process, and give the number of ranks with "
     "--world-size"
@@ -68,7 +68,7 @@ def check_processes(script: ScriptOptions, command: str) -> None:
 
 
 def check_ranks(plan: Plan) -> None:
-    """Raise :class:`UsageError` for options that several ranks cannot have."""
+    """Raise :class:`UsageError` for options of ``plan`` that do not work with several processes."""
     script = plan.script
     if not script.as_module and script.script_or_module in _COMMANDS and not Path(script.script_or_module).exists():
         raise UsageError(
@@ -138,7 +138,7 @@ def split(module: str, arguments: Sequence[str]) -> CommandLine:
 
 
 def _torchrun(script: ScriptOptions) -> CommandLine:
-    """The command line that runs ``script`` in as many processes as asked for, on this machine only."""
+    """torchrun's command line that runs ``script`` in ``--nproc-per-node`` processes on this machine."""
     return CommandLine(
         options=("--standalone", "--nproc-per-node", str(script.nproc_per_node)),
         script=script.script_or_module,

@@ -91,7 +91,7 @@ def ranks_page(jobs: Sequence[Ranks]) -> PageView:
 
 
 def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict[int, str]:
-    """The names of the runs of these ranks, by rank."""
+    """By rank, the labels of the runs of these ranks: ``rank 3``, ``amp rank 3``."""
     if len(jobs) == 1:
         return {number: f"rank {number}" for number in sorted(numbers)}
     precisions = [job.job.precision.name for job in jobs]

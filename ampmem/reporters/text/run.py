@@ -17,7 +17,7 @@ from ampmem.output import printable
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT, command_lines, or_absent, short, shorten, wrapped
 from ampmem.reporters.text.static_model import judgement
-from ampmem.units import format_bytes, format_count, format_duration, format_peak
+from ampmem.units import counted, format_bytes, format_count, format_duration, format_peak
 from ampmem.vocabulary import Precision, SourceKind
 
 
@@ -72,11 +72,6 @@ def describe_devices(allocator: AllocatorRecord) -> str:
 def describe_device(run: Summary | Job) -> str:
     """The device of a run or of a job's ranks, and what its events are from."""
     return f"{run.device.name} ({run.device.type}), events from {run.source}"
-
-
-def counted(count: int, what: str) -> str:
-    """``1 stream``, ``2 streams``."""
-    return f"{format_count(count)} {what}{'' if count == 1 else 's'}"
 
 
 def steps_in_words(summary: Summary) -> str:
