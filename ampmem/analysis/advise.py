@@ -17,7 +17,7 @@ from ampmem.analysis.changes import CHANGES, MEMORY_BUDGETS, Combined, Script, T
 from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import gradients_through_forward
 from ampmem.analysis.fit import Memory
-from ampmem.analysis.jsonable import Json, JsonDocument, OneOf, Positive, Signed, schema_of_printed
+from ampmem.analysis.jsonable import Json, JsonDocument, OneOf, Positive, Signed, like, schema_of_printed
 from ampmem.analysis.layers import outside_in
 from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.analysis.summary import summary_of
@@ -597,20 +597,19 @@ def advice(
         )
         for forced in ranked(trials, budget)
     )
-    return AdviceDocument(
+    return like(
+        AdviceDocument,
+        script,
         schema=SCHEMA,
         ampmem=__version__,
         script=title,
         steps=steps,
-        device=script.device,
         gpu=gpu,
         gpu_bytes=total,
         budget_bytes=budget,
         world_size=world_size,
-        ranks=script.ranks,
         runs=runs,
         blocks=_advised(script.blocks),
-        suggestions=script.suggestions,
     )
 
 
@@ -650,9 +649,10 @@ def _advised_run(forced: Forced, trials: Trials, script: Script, budget: int | N
     layers = None if script.device is Device.CPU else memory
     saved = None if memory is None or before is None else before.allocated - memory.allocated
     saved_reserved = None if memory is None or before is None else before.reserved - memory.reserved
-    return AdvisedRun(
+    return like(
+        AdvisedRun,
+        trial,
         change=name_of(forced, script),
-        rank=trial.rank,
         options=tuple(forced.options()),
         checkpointed=forced.checkpoint,
         unbeaten=False,
@@ -663,12 +663,10 @@ def _advised_run(forced: Forced, trials: Trials, script: Script, budget: int | N
         highest_device_used_bytes=None if layers is None else layers.highest,
         saved_bytes=saved,
         saved_reserved_bytes=None if layers is None else saved_reserved,
-        failure=trial.failure,
         cost=cost_of(forced, script, trial, None if forced == NOTHING_FORCED else plain_run),
         step_flops=trial.flops or None,
         recomputed_flops=trial.recomputed_flops if trial.flops else None,
         moved_bytes=trial.moved_bytes if trial.flops else None,
-        step_ns=trial.step_ns,
         proof=None,
         code=code_of(forced, script),
     )

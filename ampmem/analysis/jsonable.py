@@ -353,7 +353,9 @@ def _type(hint: Any, definitions: _Definitions) -> dict[str, Json]:
     if origin is Literal:
         return {"enum": [*arguments]}
     if origin is tuple:
-        return _tuple(arguments, definitions)
+        if len(arguments) != 2 or arguments[1] is not Ellipsis:
+            raise TypeError(f"a schema needs tuples of any length and one type, not of {arguments}")
+        return {"type": "array", "items": _type(arguments[0], definitions)}
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping_schema(arguments[0], arguments[1], definitions)
     if hint is int:
@@ -362,7 +364,10 @@ def _type(hint: Any, definitions: _Definitions) -> dict[str, Json]:
         return dict(_SCALARS[hint])
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return {"enum": [each.value for each in hint]}
-    return _reference(hint, definitions)
+    if hint not in definitions:
+        definitions[hint] = None  # reserves its place, in case the class contains itself
+        definitions[hint] = _object_schema(hint, definitions)
+    return {"$ref": f"#/$defs/{hint.__name__}"}
 
 
 def _union(choices: Sequence[dict[str, Json]]) -> dict[str, Json]:
@@ -388,25 +393,12 @@ def _annotated_schema(of: Any, extras: tuple[object, ...], definitions: _Definit
     return found
 
 
-def _tuple(arguments: tuple[Any, ...], definitions: _Definitions) -> dict[str, Json]:
-    if len(arguments) != 2 or arguments[1] is not Ellipsis:
-        raise TypeError(f"a schema needs tuples of any length and one type, not of {arguments}")
-    return {"type": "array", "items": _type(arguments[0], definitions)}
-
-
 def _mapping_schema(key: Any, value: Any, definitions: _Definitions) -> dict[str, Json]:
     values: Json = _type(value, definitions)
     if isinstance(key, type) and issubclass(key, StrEnum):
         return _exactly({each.value: values for each in key})
     keys: Json = _type(key, definitions)
     return {"type": "object", "propertyNames": keys, "additionalProperties": values}
-
-
-def _reference(of: type, definitions: _Definitions) -> dict[str, Json]:
-    if of not in definitions:
-        definitions[of] = None  # reserves its place, in case the class contains itself
-        definitions[of] = _object_schema(of, definitions)
-    return {"$ref": f"#/$defs/{of.__name__}"}
 
 
 def _written_below(of: type) -> dict[str, str]:

@@ -375,13 +375,7 @@ class _Search:
                 else:
                     self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
 
-    def _make(
-        self,
-        progress: _Progress,
-        forking: Warmed | None,
-        part: _Part,
-        children: Children,
-    ) -> EndedRun:
+    def _make(self, progress: _Progress, forking: Warmed | None, part: _Part, children: Children) -> EndedRun:
         """Make one run, or one rank of it, in a thread."""
         forced, rank = part
         path = self._folder / f"run{next(self._numbers)}{SUFFIX}"

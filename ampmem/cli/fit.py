@@ -15,16 +15,7 @@ from typing import TypeAlias
 import click
 
 from ampmem.allocator.gpus import GpuSpec
-from ampmem.analysis.fit import (
-    FitResult,
-    Memory,
-    Vary,
-    fit_result,
-    fit_schema,
-    memory_of,
-    remaining,
-    wanted,
-)
+from ampmem.analysis.fit import FitResult, Memory, Vary, fit_result, fit_schema, memory_of, remaining, wanted
 from ampmem.cli.options import (
     ScriptCommand,
     ScriptOptions,

@@ -25,16 +25,7 @@ from ampmem.recorder.options import Asked
 from ampmem.recorder.script import Target
 from ampmem.recording import rank_file, taken_for_script
 from ampmem.units import parse_bytes
-from ampmem.vocabulary import (
-    ASSUMABLE,
-    AutocastDtype,
-    Device,
-    Files,
-    Forced,
-    ForcedOption,
-    Precision,
-    forced_options,
-)
+from ampmem.vocabulary import ASSUMABLE, AutocastDtype, Device, Files, Forced, ForcedOption, Precision, forced_options
 
 if TYPE_CHECKING:
     from ampmem.simulator.assumed import Assumed
@@ -341,7 +332,7 @@ class ScriptOptions(Asked):
 
     @property
     def protects(self) -> bool:
-        """Whether the user's files are protected from the script: ``--files protect``, the default on a simulated GPU."""
+        """Whether the user's files are protected from the script: ``--files protect``, the default in simulation."""
         return self.files is Files.PROTECT or (self.files is None and self.device is Device.SIMULATED)
 
     def find(self) -> Target:

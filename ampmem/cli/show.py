@@ -187,7 +187,8 @@ def _with_tables(runs: Sequence[RankRun], jobs: Jobs | None, details: frozenset[
         return runs if wanted else []
     if jobs.comparison is None:
         wanted = details  # the merged view has none of these tables
-    return [run for run in runs if wanted and run.path in _worst(jobs)]
+    worst = {Path(job.rank(job.worst.rank).file) for job in jobs.jobs if job.worst is not None}
+    return [run for run in runs if wanted and run.path in worst]
 
 
 def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
@@ -198,11 +199,6 @@ def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
                 f"{run.path} is a recording of a single process, not of one of several ranks; show it separately"
             )
     return runs
-
-
-def _worst(jobs: Jobs) -> set[Path]:
-    """The recording of each job's worst rank."""
-    return {Path(job.rank(job.worst.rank).file) for job in jobs.jobs if job.worst is not None}
 
 
 def _report(run: RankRun, *, alone: bool = False) -> Report:

@@ -358,12 +358,12 @@ def check_run(
     if run.problems:
         judged = [replace(each, kept=False) for each in judged]
     problems = (*run.problems, *unknown, *mistaken)
-    return CheckResult(
+    return like(
+        CheckResult,
+        run.summary,
         schema=SCHEMA,
         ampmem=__version__,
         label=run.side.label,
-        rank=run.summary.rank,
-        world_size=run.summary.world_size,
         ok=not broken and not problems,
         problems=problems,
         baseline=None if baseline is None else _baseline(run, baseline, allow),

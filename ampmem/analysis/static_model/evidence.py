@@ -166,7 +166,10 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
         memories={name: _memories(history, alive & history.classes.of(name), fact) for name, fact in _LINKS.items()},
         copied=tuple(memory for memory in _memories(history, alive_parameters, Fact.PARAMETER_COPY) if memory.names),
         fates={name: _fates(history, fact, position) for name, fact in _LINKS.items()},
-        states=_states(history, alive & history.classes.of(Category.OPTIMIZER_STATE)),
+        states=tuple(
+            StateMemory(bytes=memory.bytes, names=tuple(map(StateName.read, memory.names)))
+            for memory in _memories(history, alive & history.classes.of(Category.OPTIMIZER_STATE), Fact.OPTIMIZER_STATE)
+        ),
         states_fate=_fates(history, Fact.OPTIMIZER_STATE, position),
         copies=_copies(history, ledger, alive, instant_ns, step),
         cast=_cast(history, ledger, step, position),
@@ -237,6 +240,7 @@ def fits(size: int, owner: ParameterRecord) -> bool:
 
 
 def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemory, ...]:
+    """The allocations in ``mine`` with the names that facts of the kind ``fact`` give them."""
     facts, texts = history.facts, history.recording.texts
     names: dict[int, dict[str, str]] = {int(allocation): {} for allocation in np.flatnonzero(mine)}
     further: dict[int, set[str]] = {allocation: set() for allocation in names}
@@ -257,16 +261,10 @@ def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemo
     )
 
 
-def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:
-    return tuple(
-        StateMemory(bytes=memory.bytes, names=tuple(map(StateName.read, memory.names)))
-        for memory in _memories(history, mine, Fact.OPTIMIZER_STATE)
-    )
-
-
 def _copies(
     history: MemoryHistory, ledger: CastLedger, alive: Mask, instant_ns: int, step: int
 ) -> dict[str, list[Copy]]:
+    """The cast copies that are alive at ``instant_ns``, by parameter."""
     cached = ledger.in_cache(history, instant_ns)
     found: dict[str, list[Copy]] = {}
     for place in np.flatnonzero(alive[ledger.allocation] & ~ledger.overwritten).tolist():
@@ -292,6 +290,7 @@ def _cast(history: MemoryHistory, ledger: CastLedger, step: int, position: int) 
 
 
 def _fates(history: MemoryHistory, fact: Fact, position: int) -> Fates:
+    """The names in facts of the kind ``fact`` whose memory was freed before ``position``, or born after it."""
     facts, lifetimes, texts = history.facts, history.lifetimes, history.recording.texts
     rows = facts.fact == fact
     name, allocation = facts.name[rows], facts.allocation[rows]

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, NoReturn
 
+from ampmem.analysis.jsonable import like
 from ampmem.cli.options import ScriptOptions
 from ampmem.cli.processes.children import profile_arguments
 from ampmem.cli.processes.plan import Plan, names_in, ranks_left
@@ -139,12 +140,8 @@ def split(module: str, arguments: Sequence[str]) -> CommandLine:
 
 def _torchrun(script: ScriptOptions) -> CommandLine:
     """torchrun's command line that runs ``script`` in ``--nproc-per-node`` processes on this machine."""
-    return CommandLine(
-        options=("--standalone", "--nproc-per-node", str(script.nproc_per_node)),
-        script=script.script_or_module,
-        as_module=script.as_module,
-        arguments=script.arguments,
-    )
+    options = ("--standalone", "--nproc-per-node", str(script.nproc_per_node))
+    return like(CommandLine, script, options=options, script=script.script_or_module)
 
 
 def _worker(plan: Plan, given: CommandLine, names: Path) -> list[str]:

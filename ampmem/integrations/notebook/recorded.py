@@ -138,12 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--step-on", metavar="WHAT", help=f"what ends a step: {FORMS} [default: found automatically]")
     precisions = [precision.value for precision in (*FORCED_PRECISIONS, Precision.AS_IS)]
-    add(
-        "--precision",
-        choices=precisions,
-        default=Precision.AS_IS.value,
-        help="the precision to force on the cell",
-    )
+    add("--precision", choices=precisions, default=Precision.AS_IS.value, help="the precision to force on the cell")
     add(
         "--compare",
         action="store_true",

@@ -23,12 +23,7 @@ from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
-from ampmem.reporters.html.comparison import (
-    changes_view,
-    compared_runs,
-    difference_headline,
-    difference_verdict,
-)
+from ampmem.reporters.html.comparison import changes_view, compared_runs, difference_headline, difference_verdict
 from ampmem.reporters.html.fit_page import render_fit
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render
 from ampmem.reporters.html.progress import PageProgress
