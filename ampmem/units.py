@@ -131,6 +131,11 @@ def format_count(count: int | None) -> str:
     return "?" if count is None else f"{count:,}"
 
 
+def counted(count: int, what: str) -> str:
+    """``1 stream``, ``2 streams``, ``1,000 streams``."""
+    return f"{format_count(count)} {what}{'' if count == 1 else 's'}"
+
+
 def format_duration(nanoseconds: int) -> str:
     """A duration in the largest unit in which it is at least 1."""
     if nanoseconds >= 1_000_000_000:

@@ -1,4 +1,4 @@
-"""What the activations are for and in which type, which explains why AMP does not simply halve them."""
+"""The activations by purpose and type, which shows why mixed precision does not halve them all."""
 
 from __future__ import annotations
 
@@ -193,6 +193,7 @@ def _is_library(op: str) -> bool:
 
 
 def _kind(op: str, dtype: str | None) -> str:
+    """The :attr:`ActivationGroup.kind` of activations in ``dtype`` that ``op`` saved."""
     if dtype == "bool":
         return MASKS
     if dtype == "uint8":  # uint8 bytes may be anything: the op that saved them decides

@@ -17,7 +17,7 @@ from ampmem.analysis.changes import CHANGES, MEMORY_BUDGETS, Combined, Script, T
 from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import gradients_through_forward
 from ampmem.analysis.fit import Memory
-from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, schema_of, text_of
+from ampmem.analysis.jsonable import Json, JsonDocument, OneOf, Positive, Signed, like, schema_of_printed
 from ampmem.analysis.layers import outside_in
 from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.analysis.summary import summary_of
@@ -106,7 +106,7 @@ def how_bad(trial: Trial) -> tuple[int, ...]:
 
 
 def different_ranks(found: Iterable[tuple[Trial, Script | None]]) -> tuple[int, ...]:
-    """Of each set of ranks with equal blocks, parameters, peaks and costs the first: only these run the changes."""
+    """The first of all ranks with equal blocks, parameters, peaks and costs: only these ranks run the changes."""
     first: dict[tuple[Trial, Script | None], int] = {}
     for trial, script in found:
         first.setdefault((replace(trial, rank=None), script), trial.rank or 0)
@@ -206,7 +206,7 @@ def due(trials: Trials, script: Script, allowed: frozenset[str], budget: int | N
 
 
 def most_left(trials: Trials, script: Script, allowed: frozenset[str], budget: int | None) -> int:
-    """The most runs that can be left: the number if none of them is enough."""
+    """An upper bound of the runs that are left: their number if none of them meets the budget."""
     made = dict(trials)
     while (forced := next_forced(made, script, allowed, budget)) is not None:
         made[forced] = Trial(memory=None, failure=why_not_run(forced, script))
@@ -229,7 +229,7 @@ def _singles(script: Script, allowed: frozenset[str]) -> dict[str, Forced]:
 
 
 def _budgets(trials: Trials, singles: Mapping[str, Forced], allowed: frozenset[str]) -> list[Forced]:
-    """The shares of its activations that compiled code keeps, where the script compiles or compiling helps."""
+    """The runs with ``activation_memory_budget``, if the script compiles its model or ``model.compile()`` helps."""
     compiled = singles.get("compile")
     if "activation_memory_budget" in singles:
         base = NOTHING_FORCED
@@ -241,12 +241,17 @@ def _budgets(trials: Trials, singles: Mapping[str, Forced], allowed: frozenset[s
 
 
 def _lowers(trials: Trials, forced: Forced) -> bool:
-    """Whether ``forced`` lowers the device's use or the allocated peak."""
-    return _helps(trials, forced) or _allocates_less(trials, forced)
+    """Whether ``forced`` lowers the device's use or the allocated peak.
+
+    With a lower allocated peak reserved memory may still rise, which another setting may change.
+    """
+    before, after = trials[NOTHING_FORCED].memory, trials[forced].memory
+    allocates_less = before is not None and after is not None and after.allocated < before.allocated
+    return allocates_less or _helps(trials, forced)
 
 
 def _combinable(singles: Mapping[str, Forced], combined: Combined) -> list[Forced]:
-    """Those of ``singles`` that are combined with others in this way."""
+    """The changes in ``singles`` that are ``combined`` with others in this way."""
     fields = [change.field for change in CHANGES if change.combined is combined]
     return [singles[field] for field in fields if field in singles]
 
@@ -254,10 +259,10 @@ def _combinable(singles: Mapping[str, Forced], combined: Combined) -> list[Force
 def _bases(
     trials: Trials, singles: Mapping[str, Forced], budgets: Sequence[Forced]
 ) -> Iterator[tuple[Forced, Forced | None]]:
-    """The changes that block checkpointing is combined with, each with one change more than the one before.
+    """The combinations of changes that block checkpointing is added to; each has one change more than the one before.
 
-    Changes that cost much time come late and those that may change the results last; each combination comes with the
-    added change alone.
+    Changes that cost much time come late, and changes that may alter the results last. With each combination comes
+    the change that it adds, alone; ``None`` for cheap changes, whose own runs do not end the search.
     """
     yield NOTHING_FORCED, None
     base = NOTHING_FORCED
@@ -293,8 +298,10 @@ def _with(base: Forced, change: Forced) -> Forced:
 
 
 def _free_combinations(trials: Trials, singles: Mapping[str, Forced]) -> list[Forced]:
-    """The combinations that hardly cost time: the update, gradients freed after it, then the chunked loss."""
-    update = _update(trials)
+    """The combinations that hardly cost time: the optimizers' implementation, cheap changes, then the chunked loss."""
+    implementations = (Forced(fused=True), Forced(foreach=False))
+    ran = (each for each in implementations if each in trials and trials[each].failure is None)
+    update = next(ran, NOTHING_FORCED)
     for single in _combinable(singles, Combined.CHEAP):
         if _lowers(trials, single):
             update = _with(update, single)
@@ -309,20 +316,6 @@ def _helps(trials: Trials, forced: Forced) -> bool:
     """Whether ``forced`` lowers the device's use, or may: the unchanged script ran out of memory."""
     before, after = trials[NOTHING_FORCED].memory, trials[forced]
     return after.failure is None and (before is None or (after.memory is not None and after.memory.most < before.most))
-
-
-def _allocates_less(trials: Trials, forced: Forced) -> bool:
-    """Whether ``forced`` lowers the allocated peak; reserved memory may rise, which another setting may change."""
-    before, after = trials[NOTHING_FORCED].memory, trials[forced].memory
-    return before is not None and after is not None and after.allocated < before.allocated
-
-
-def _update(trials: Trials) -> Forced:
-    """How the optimizers update in a combination: fused if that ran, else one by one, else as the script says."""
-    for forced in (Forced(fused=True), Forced(foreach=False)):
-        if forced in trials and trials[forced].failure is None:
-            return forced
-    return NOTHING_FORCED
 
 
 def _fewest(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, loss: Forced | None) -> Forced | None:
@@ -446,21 +439,19 @@ def name_of(forced: Forced, script: Script) -> str:
 
 
 def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None = None) -> str:
-    """The cost of the changes in words: the step time beside that of ``before``, and what is computed or moved."""
-    words = [] if trial.step_ns is None else [_time_beside(trial.step_ns, before)]
+    """The cost of the changes in words: ``a step takes 12.3 ms (+8.1 %); recomputes 4.0 % of the step's FLOPs``.
+
+    The step time is compared with that of ``before``.
+    """
+    words = []
+    if trial.step_ns is not None:
+        slower = f" ({trial.step_ns / before.step_ns - 1:+.1%})" if before is not None and before.step_ns else ""
+        words.append(f"a step takes {format_duration(trial.step_ns)}{slower.replace('%', ' %')}")
     if trial.recomputed_flops:
         share = trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1)
         words.append(f"recomputes {share:.1%} of the step's FLOPs".replace("%", " %"))
     costs = (change.cost_of(value, script, trial) for change, value in changes_in(forced))
     return "; ".join((*words, *filter(None, costs)))
-
-
-def _time_beside(step_ns: int, before: Trial | None) -> str:
-    """The step time in words, compared with ``before``: ``a step takes 12.3 ms (+8.1 %)``."""
-    took = f"a step takes {format_duration(step_ns)}"
-    if before is None or not before.step_ns:
-        return took
-    return f"{took} ({step_ns / before.step_ns - 1:+.1%})".replace("%", " %")
 
 
 def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
@@ -554,7 +545,7 @@ class AdvisedBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceDocument:
+class AdviceDocument(JsonDocument):
     """The document of a whole search; ``runs`` have the best first. ``budget_bytes`` is null without a budget.
 
     ``blocks`` are in the order in which they are checkpointed. ``suggestions`` were not run: their savings are
@@ -579,18 +570,10 @@ class AdviceDocument:
     blocks: tuple[AdvisedBlock, ...]
     suggestions: tuple[Suggestion, ...]
 
-    def to_json(self) -> str:
-        """The document as JSON text, as :func:`advise_schema` describes it."""
-        return text_of(self)
-
 
 def advise_schema() -> dict[str, Json]:
-    """The JSON Schema of :meth:`AdviceDocument.to_json`."""
-    return schema_of(
-        AdviceDocument,
-        title="ampmem advise, version 1",
-        description="What `ampmem advise --json` prints. Sizes are bytes; null is a value that is not known.",
-    )
+    """The JSON Schema of an :class:`AdviceDocument`."""
+    return schema_of_printed(AdviceDocument, SCHEMA, "ampmem advise")
 
 
 def advice(
@@ -614,20 +597,19 @@ def advice(
         )
         for forced in ranked(trials, budget)
     )
-    return AdviceDocument(
+    return like(
+        AdviceDocument,
+        script,
         schema=SCHEMA,
         ampmem=__version__,
         script=title,
         steps=steps,
-        device=script.device,
         gpu=gpu,
         gpu_bytes=total,
         budget_bytes=budget,
         world_size=world_size,
-        ranks=script.ranks,
         runs=runs,
         blocks=_advised(script.blocks),
-        suggestions=script.suggestions,
     )
 
 
@@ -667,9 +649,10 @@ def _advised_run(forced: Forced, trials: Trials, script: Script, budget: int | N
     layers = None if script.device is Device.CPU else memory
     saved = None if memory is None or before is None else before.allocated - memory.allocated
     saved_reserved = None if memory is None or before is None else before.reserved - memory.reserved
-    return AdvisedRun(
+    return like(
+        AdvisedRun,
+        trial,
         change=name_of(forced, script),
-        rank=trial.rank,
         options=tuple(forced.options()),
         checkpointed=forced.checkpoint,
         unbeaten=False,
@@ -680,12 +663,10 @@ def _advised_run(forced: Forced, trials: Trials, script: Script, budget: int | N
         highest_device_used_bytes=None if layers is None else layers.highest,
         saved_bytes=saved,
         saved_reserved_bytes=None if layers is None else saved_reserved,
-        failure=trial.failure,
         cost=cost_of(forced, script, trial, None if forced == NOTHING_FORCED else plain_run),
         step_flops=trial.flops or None,
         recomputed_flops=trial.recomputed_flops if trial.flops else None,
         moved_bytes=trial.moved_bytes if trial.flops else None,
-        step_ns=trial.step_ns,
         proof=None,
         code=code_of(forced, script),
     )

@@ -33,7 +33,7 @@ class EndedRun:
 
 
 def identity_in(line: str) -> dict[str, Json] | None:
-    """What the runs of a file have in common, from its first line; ``None`` if it is another kind of file."""
+    """The properties that all runs of a file share, from its first ``line``; ``None`` for another kind of file."""
     try:
         found = parsed(line)
     except NotOfThisKind:
@@ -56,37 +56,40 @@ _DEVICES = {SourceKind.SIMULATED: Device.SIMULATED, SourceKind.CUDA: Device.CUDA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advised:
-    """The runs in a file: ``of`` is what the runs have in common, ``trials`` are the runs by their changes."""
+    """The runs in a file: ``identity`` has the properties that they share, ``trials`` are the runs by their changes."""
 
     path: Path
-    of: Mapping[str, Json]
+    identity: Mapping[str, Json]
     trials: Mapping[Forced, Trial]
     script: Script
     """The properties of the script, from the run of the unchanged script."""
 
-    def left_out(self, run: RankRun) -> RankRun:
-        """``run`` without the findings that the runs disprove, and with a note that says so."""
+    def rank_without_disproved(self, run: RankRun) -> RankRun:
+        """``run`` without the findings that these runs disprove, and with a note on each of them."""
         if run.entry is None or run.entry.summary is None or run.run is None or run.precision is None:
             return run
-        summary, told = self.without_disproved(run.entry.summary, run.run, run.precision)
-        return replace(run, entry=replace(run.entry, summary=summary), notes=(*run.notes, *told))
+        summary, notes = self.without_disproved(run.entry.summary, run.run, run.precision)
+        return replace(run, entry=replace(run.entry, summary=summary), notes=(*run.notes, *notes))
 
     def without_disproved(
         self, summary: Summary, run: RunRecord, precision: PrecisionRecord
     ) -> tuple[Summary, tuple[str, ...]]:
-        """``summary`` without the findings that the runs of its script disprove, and the notes about that."""
+        """``summary`` without the findings that these runs disprove, and a note on each of them."""
         other = self._differences(run, precision, summary)
         if other:
-            told = [f"{self.path}: its runs differ from this one ({', '.join(other)}), so no finding is left out"]
+            notes = [f"{self.path}: its runs differ from this one ({', '.join(other)}), so no finding is left out"]
             kept = list(summary.findings)
         else:
             found = {finding.code: self.disproof(finding) for finding in summary.findings}
-            told = [text for text in found.values() if text is not None]
+            notes = [text for text in found.values() if text is not None]
             kept = [finding for finding in summary.findings if found[finding.code] is None]
-        return replace(summary, findings=tuple(kept), notes=(*summary.notes, *told)), tuple(told)
+        return replace(summary, findings=tuple(kept), notes=(*summary.notes, *notes)), tuple(notes)
 
     def disproof(self, finding: Finding) -> str | None:
-        """Why ``finding`` is not shown; ``None`` if one of its changes saves memory, or was neither run nor refused."""
+        """The reason to leave ``finding`` out: its changes were run and saved too little, with their savings.
+
+        ``None`` if one of its changes saves enough, or was neither run nor refused.
+        """
         suggested = FORCED_BY_ADVISE.get(finding.code, "").split(",")
         changes = [alone(change, self.script) for change in CHANGES if change.allow in suggested]
         if suggested == ["loss"] and not finding.proof:  # no change is run for other activations
@@ -96,17 +99,22 @@ class Advised:
         ):
             return None
         ran = {
-            name_of(each, self.script): self._saved(each) for each in changes if each is not None and self._ran(each)
+            name_of(each, self.script): self._saved(each)
+            for each in changes
+            if each is not None and each in self.trials and self.trials[each].failure is None
         }
         if not ran or any(saved is None or self._notable(saved) for saved in ran.values()):
             return None
-        said = ", ".join(f"{name} saved {_size(saved or 0)}" for name, saved in ran.items())
-        return f"the finding {finding.code} is left out: ampmem advise ran its change for this script: {said}"
-
-    def _ran(self, forced: Forced) -> bool:
-        return forced in self.trials and self.trials[forced].failure is None
+        results = ", ".join(
+            f"{name} saved {format_bytes(saved) if saved and saved > 0 else 'nothing'}" for name, saved in ran.items()
+        )
+        return f"the finding {finding.code} is left out: ampmem advise ran its change for this script: {results}"
 
     def _saved(self, forced: Forced) -> int | None:
+        """The bytes that ``forced`` takes off the allocated peak; for the allocator's settings, off the reserved peak.
+
+        ``None`` if one of the two runs has no peak.
+        """
         before, after = (self.trials.get(each, Trial(memory=None)).memory for each in (NOTHING_FORCED, forced))
         if before is None or after is None:
             return None
@@ -119,29 +127,25 @@ class Advised:
 
     def _differences(self, run: RunRecord, precision: PrecisionRecord, summary: Summary) -> list[str]:
         """The differences between the recording and these runs that matter for its findings, in words."""
-        precision_name, _, dtype = str(self.of.get("precision", "")).partition(" ")
-        gpu = str(self.of.get("GPU", ""))
-        all_ranks = str(self.of.get("rank")).startswith("all ")
+        precision_name, _, dtype = str(self.identity.get("precision", "")).partition(" ")
+        gpu = str(self.identity.get("GPU", ""))
+        all_ranks = str(self.identity.get("rank")).startswith("all ")
         recorded: dict[str, tuple[object, object]] = {
-            "script": (self.of.get("script"), " ".join((run.script, *run.arguments))),
-            "source of the script": (self.of.get("source"), run.script_sha256),
-            "version of torch": (self.of.get("torch"), run.torch),
-            "device": (self.of.get("device"), _DEVICES.get(run.source)),
+            "script": (self.identity.get("script"), " ".join((run.script, *run.arguments))),
+            "source of the script": (self.identity.get("source"), run.script_sha256),
+            "version of torch": (self.identity.get("torch"), run.torch),
+            "device": (self.identity.get("device"), _DEVICES.get(run.source)),
             "GPU": (gpu or self.script.device_name, run.device_name),
             "precision": (precision_name, precision.name if precision.forced else Precision.AS_IS),
             "type of autocast": (
                 dtype,
                 {"bfloat16": "bf16", "float16": "fp16"}.get(precision.dtype or "") if dtype else "",
             ),
-            "assumption": (self.of.get("assumption"), list(run.assume)),
-            "rank": (self.of.get("rank"), f"{'all' if all_ranks else run.rank} of {run.world_size}"),
+            "assumption": (self.identity.get("assumption"), list(run.assume)),
+            "rank": (self.identity.get("rank"), f"{'all' if all_ranks else run.rank} of {run.world_size}"),
             "forced change": (False, any(note.startswith("forced: ") for note in summary.notes)),
         }
         return [what for what, (theirs, ours) in recorded.items() if theirs != ours]
-
-
-def _size(saved: int) -> str:
-    return "nothing" if saved <= 0 else format_bytes(saved)
 
 
 def read_advised(path: Path) -> Advised:
@@ -150,8 +154,8 @@ def read_advised(path: Path) -> Advised:
         first, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
     except (OSError, ValueError) as error:
         raise UsageError(f"--advised {path}: {error}") from error
-    of = identity_in(first)
-    if of is None:
+    identity = identity_in(first)
+    if identity is None:
         raise UsageError(f"--advised {path}: not a file that ampmem advise --resume has written")
     ended = [run for run in map(run_in, lines) if run is not None]
     plain = next((run.script for run in ended if run.script is not None), None)
@@ -159,4 +163,4 @@ def read_advised(path: Path) -> Advised:
         raise UsageError(
             f"--advised {path}: it does not have the run of the script as it is yet; let ampmem advise finish"
         )
-    return Advised(path=path, of=of, trials={run.forced: run.trial for run in ended}, script=plain)
+    return Advised(path=path, identity=identity, trials={run.forced: run.trial for run in ended}, script=plain)

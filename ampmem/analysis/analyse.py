@@ -1,4 +1,4 @@
-"""Everything that the analysis derives from a recording before it is summed up, and whether the sums are right."""
+"""The analysis of a recording, from which summaries are made, and the check of its sums against the allocator's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ampmem.units import format_bytes, format_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conservation:
-    """The largest differences between our sums and the allocator's own totals; 0 where they agree.
+    """The largest differences between ampmem's sums and the allocator's own totals; 0 if they agree.
 
     ``residual_bytes`` compares the categories, ``reserved_residual_bytes`` the segments at the steps' marks.
     ``other_threads_bytes`` is the most memory held by threads that are not recorded: it counts as ``other``.
@@ -69,10 +69,10 @@ def conservation_of(history: MemoryHistory, layers: AllocatorLayers | None) -> C
 
 
 def doubts_of(conservation: Conservation, static_problem: str | None, notes: Sequence[str]) -> tuple[str, ...]:
-    """Why the numbers of a run cannot be trusted, or less so, a sentence for each reason; empty where they add up.
+    """The reasons not to trust the numbers of a run, a sentence each; empty if the numbers add up.
 
-    ``static_problem`` is why the static model gives no verdict; ``notes`` are the recorder's, some of which are
-    warnings.
+    ``static_problem`` is the reason why the static model gives no verdict; ``notes`` are the recorder's, some of which
+    are warnings.
     """
     found = []
     breach = conservation.breach
@@ -84,12 +84,12 @@ def doubts_of(conservation: Conservation, static_problem: str | None, notes: Seq
     return (*found, *(warning_text(note) for note in notes if is_warning(note)))
 
 
-# Everything that the analysis derives from a recording before it is summed up for people.
+# The analysis of a recording.
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Analysis(MemoryHistory):
-    """A history, and what several readers need of it: each value is computed when it is first needed, and once."""
+    """A history, and the values that several reports derive from it; each is computed once, when first needed."""
 
     @cached_property
     def start_ns(self) -> int:
@@ -122,7 +122,7 @@ class Analysis(MemoryHistory):
 
     @cached_property
     def top(self) -> int:
-        """The place, among the recording's steps, of the step with the run's peak; of equal ones the last, else 0.
+        """The index in the recording's steps of the step with the run's peak; of equal ones the last; 0 without steps.
 
         Comparisons and the page show the last such step too, so every text names the same step. A step that only starts
         at the level of the previous step's peak does not have that peak.
@@ -141,9 +141,9 @@ class Analysis(MemoryHistory):
         return self.peaks[self.top] if self.peaks else 0
 
     def made_by(self, position: int, step: StepRecord) -> tuple[Phase, str, str]:
-        """The phase at ``position`` of ``step``, and the op and module of the alloc that led to it.
+        """The phase at ``position`` in ``step``, and the op and module of the alloc that reached that level.
 
-        Both are empty at the start of the step, which none of its events made.
+        Op and module are empty at the start of the step, before its first event.
         """
         if position == self.timeline.position(step.start_ns):
             return phase_at(self.recording.phases, step.start_ns), "", ""

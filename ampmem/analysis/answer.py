@@ -191,7 +191,7 @@ def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = F
 
 
 def verdict_of(comparison: Comparison) -> Verdict:
-    """The verdict on several recordings, by the step of each that is compared."""
+    """The verdict on several recordings: each is judged by its compared step."""
     return Verdict(
         answer=_answer(comparison),
         labels=tuple(entry.label for entry in comparison.entries),
@@ -244,7 +244,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
 
 
 def _matters(finding: Finding, summary: Summary) -> bool:
-    """Whether the finding saves something that matters: reserved memory does not where half of the device is free."""
+    """Whether the finding saves memory that matters: reserved memory does not if half of the device is free."""
     prediction = summary.prediction
     roomy = prediction is not None and 2 * (prediction.margin or 0) > prediction.gpu_bytes
     return finding.saved > 0 and not (finding.off_reserved and roomy)
@@ -397,7 +397,10 @@ _Judge = Callable[[Finding, _Run, _Run], Finding | None]
 
 
 def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
-    """What autocast costs compared with the FP32 run; ``None`` where it pays, as the verdict says so already."""
+    """The finding that autocast (``mine``) saves nothing, or costs memory, compared with the FP32 run ``full``.
+
+    ``None`` if autocast saves memory, which the verdict says already.
+    """
     effect = effect_of(full.peak, mine.peak)
     if effect is Effect.SAVES:
         return None
@@ -420,6 +423,7 @@ def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
 
 
 def _change_measured(mine: _Run, full: _Run) -> str:
+    """The advice for a run under autocast that saves nothing, by the phase of its peak."""
     if mine.step.peak.phase == "optimizer":
         return (
             "no precision lowers it: the peak is in the optimizer's update, and would move only if activations needed "
@@ -443,7 +447,7 @@ def _change_measured(mine: _Run, full: _Run) -> str:
 
 
 def _forward(mine: _Run, full: _Run) -> list[str]:
-    """What changes at the end of forward, where the copies of weights and the activations are all alive."""
+    """The cast copies and the activations of both runs at the end of forward, where all of them are alive."""
     after, before = mine.step.marks.after_forward, full.step.marks.after_forward
     if after is None or before is None:
         return []
@@ -455,7 +459,10 @@ def _forward(mine: _Run, full: _Run) -> list[str]:
 
 
 def _cheaper(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
-    """The finding as the other run measured it: advice only if its peak is lower; ``None`` unless copies shrink."""
+    """``finding`` with the saving that the run ``other``, with the cache switched the other way, has measured.
+
+    It stays advice only if the other run's peak is lower; ``None`` if that run's cast copies take no less.
+    """
     saved, copies = mine.peak - other.peak, mine.casts - other.casts
     if copies <= 0:
         return None
@@ -474,7 +481,7 @@ def _cheaper(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
 
 
 def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
-    """How much more the run without the cache takes."""
+    """``finding`` with the bytes that the run without autocast's cache (``other``) takes more; ``None`` if none."""
     cost, copies = other.peak - mine.peak, other.casts - mine.casts
     if copies <= 0:
         return None
@@ -495,4 +502,4 @@ _JUDGES: Mapping[str, tuple[tuple[Precision, ...], _Judge]] = {
     _SPARES: ((Precision.AMP,), _cheaper),
     _SPARED: ((Precision.AMP_NOCACHE,), _cache_pays),
 }
-"""By code: the precision that measured what the finding estimates, and the function that judges the finding then."""
+"""By finding: the precision that measures what the finding estimates, and the function that updates the finding."""

@@ -33,10 +33,9 @@ class Blocks:
 
     @cached_property
     def best(self) -> tuple[str, ...]:
-        """All block names, those that save the most bytes per FLOP first; about equal ones in the model's order."""
-        worth = self._worth()
-        order = sorted(range(len(self.names)), key=lambda place: -worth[place])
-        return tuple(self.names[place] for place in order)
+        """The blocks' names, the most bytes saved per FLOP first; nearly equal blocks stay in the model's order."""
+        worth = dict(zip(self.names, self._worth(), strict=True))
+        return tuple(sorted(self.names, key=lambda name: -worth[name]))
 
     def _worth(self) -> list[float]:
         """For each block the bytes saved per FLOP, in hundredths of the largest."""
@@ -88,10 +87,7 @@ class _Module:
     """The classes of the modules inside that have parameters."""
 
     def numbered(self) -> list[_Module]:
-        """The modules named by numbers, without those that have no module inside.
-
-        A module without others inside would recompute as much as it saves.
-        """
+        """The modules inside whose names are numbers, without leaves, which would recompute as much as they save."""
         return [each for key, each in self.inside.items() if key.isdecimal() and each.inside]
 
 
@@ -110,10 +106,10 @@ def _tree(parameters: Sequence[ParameterRecord]) -> _Module:
 
 
 def _candidates(module: _Module, ran: frozenset[str]) -> Iterator[_Module]:
-    """The blocks inside ``module``: the outermost lists of alike modules, else those further inside.
+    """The blocks inside ``module``: the items of the outermost lists (``nn.ModuleList``) that have equal items.
 
-    In a list of stages no two modules are alike, but each stage has a list of blocks. A module that did not run is a
-    list itself.
+    In a list of stages no two items are equal, but each stage has a list of blocks. Only items in ``ran``, if there are
+    any, have a forward of their own; the others are lists themselves.
     """
     numbered = [each for each in module.numbered() if not ran or each.name in ran]
     shapes = [frozenset(each.shapes.items()) for each in numbered]
@@ -140,7 +136,7 @@ def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] =
     return names if len(names) > 1 else ()
 
 
-# The bytes that checkpointing them saves.
+# The bytes that checkpointing the blocks saves.
 
 
 def blocks_of(analysis: Analysis, flops: Mapping[str, int]) -> Blocks | None:

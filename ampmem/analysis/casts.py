@@ -1,4 +1,4 @@
-"""The cast ledger: which copies of parameters autocast made, who used and kept them, and for how long."""
+"""The cast ledger: the copies of parameters that autocast made, with their uses, holders and lifetimes."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def _by_parameter(recording: Recording, ledger: CastLedger) -> tuple[ParameterCa
 
 
 def _steps(history: MemoryHistory, ledger: CastLedger) -> Iterator[StepCasts]:
-    """The ledger of each step; the cost grows with steps plus copies, not with their product."""
+    """The casts of each step, in time proportional to steps plus copies, not to their product."""
     steps, timeline, lifetimes = history.recording.steps, history.timeline, history.lifetimes
     others = np.flatnonzero(_counts(history.facts, Fact.OTHER_CAST, len(lifetimes)) > 0)
     indices = [step.index for step in steps]

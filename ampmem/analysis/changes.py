@@ -32,7 +32,7 @@ MEMORY_BUDGETS = (0.75, 0.5, 0.25)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What the recording of the unchanged script says about the script, as far as the run came."""
+    """The properties of a script, from the recording of an unchanged run; of a run that failed, up to the failure."""
 
     blocks: Blocks | None
     optimizers: tuple[str, ...]
@@ -90,34 +90,30 @@ class Trial:
 
 
 class Combined(Enum):
-    """How the search combines a change with others, in this order; a costly one is tried alone first."""
+    """When the search adds a change to a combination of changes, in this order; a costly one is tried alone first."""
 
     BY_ITSELF = auto()
-    """The search has rules of its own for it."""
+    """The search has its own rules for this change."""
     CHEAP = auto()
-    """Costs hardly any time: always there if it lowers a peak."""
+    """A change that costs hardly any time: added if it lowers a peak."""
     OF_RANKS = auto()
-    """Leaves the results as they are, on several ranks: if it lowers the device's use."""
+    """A change for several ranks that keeps the results: added if it lowers the device's use."""
     SETTING = auto()
-    """Is set in the environment: if it lowers the device's use."""
+    """A setting in the environment: added if it lowers the device's use."""
     COSTLY = auto()
-    """Takes time, or may change the results: if nothing before is enough."""
-
-
-def _nothing(*_: object) -> None:
-    return None
+    """A change that takes time or may change the results: added if the changes before it are not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """A change that can be tried.
 
-    ``field`` is its field of :class:`Forced`, ``allow`` its name in ``--allow``, ``about`` what the help says of that.
-    ``tried`` gives the value that is tried alone, ``None`` where the change makes no sense for a script. Texts may have
-    ``{value}`` in them.
+    ``field`` is its field of :class:`Forced`, ``allow`` its name in ``--allow``, ``about`` its description in
+    ``--help``. ``tried`` gives the value to try first, alone; ``None`` if the change makes no sense for a script.
+    ``name``, ``code`` and ``cost`` are texts with ``{value}`` in them, or functions that make them.
 
-    ``refused`` says why a value is not run, ``not_on_cpu`` why none is on a CPU. ``unproven`` says why its results are
-    not compared; ``computes`` that it changes what the script computes.
+    ``refused`` gives the reason not to run a value, ``not_on_cpu`` the reason not to run the change on a CPU at all.
+    ``unproven`` is the reason not to compare its results; ``computes`` says that it changes what the script computes.
     """
 
     field: str
@@ -128,7 +124,7 @@ class Change:
     code: str | Callable[[Any, Script], tuple[str, ...]]
     cost: str | Callable[[Any, Script, Trial], str | None] = ""
     combined: Combined = Combined.BY_ITSELF
-    refused: Callable[[Any, Script], str | None] = _nothing
+    refused: Callable[[Any, Script], str | None] = lambda *_: None
     not_on_cpu: str = ""
     unproven: str = ""
     computes: bool = False
@@ -138,11 +134,11 @@ class Change:
         return self.name.format(value=value) if isinstance(self.name, str) else self.name(value, script)
 
     def why_not(self, value: Any, script: Script) -> str | None:
-        """Why the script is not run with it; ``None`` where it is."""
+        """Why the script is not run with this ``value``; ``None`` if it is run."""
         return (script.device is Device.CPU and self.not_on_cpu) or self.refused(value, script)
 
     def cost_of(self, value: Any, script: Script, trial: Trial) -> str | None:
-        """What it costs, in words, if anything but the time that a step takes."""
+        """The cost of the change in words, without the step time; ``None`` or empty if there is none."""
         return self.cost if isinstance(self.cost, str) else self.cost(value, script, trial)
 
     def lines(self, value: Any, script: Script) -> tuple[str, ...]:
@@ -383,7 +379,7 @@ CHANGES = (
         computes=True,
     ),
 )
-"""All of them, in the order of words about several at once."""
+"""All changes, in the order in which a text names several."""
 
 
 def changes_in(forced: Forced) -> list[tuple[Change, Any]]:

@@ -29,7 +29,7 @@ def first_saving(batch_size: int, copies: int, saved: int) -> int | None:
     return batch_size * copies // saved + 1
 
 
-# The memory that a simulated run would need on a GPU, in terms that add up, and what is unknown about it.
+# The memory that a simulated run would need on a GPU, in terms that add up, with bounds where it is unknown.
 
 
 class Fit(StrEnum):
@@ -40,7 +40,7 @@ class Fit(StrEnum):
     """The run fits with the lower bound of the unknown memory, but not with the upper bound."""
     DOES_NOT_FIT = "does-not-fit"
     NOT_KNOWN = "not-known"
-    """The run was not seen to its end: what it needs is at least the peak until then."""
+    """The run was not seen to its end; it needs at least the peak until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from math import isqrt
 from typing import Annotated, TypeAlias
 
 from ampmem.analysis.estimate import Fit, prediction_of
-from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, like, named, schema_of, text_of
+from ampmem.analysis.jsonable import Json, JsonDocument, OneOf, Positive, Signed, like, named, schema_of_printed
 from ampmem.errors import RecordingError
 from ampmem.events import Recording
 from ampmem.version import __version__
@@ -201,7 +201,7 @@ class BreakEven:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitResult:
+class FitResult(JsonDocument):
     """The result of the whole search. ``notes`` are the runs', each once."""
 
     schema: Annotated[str, OneOf((SCHEMA,))]
@@ -233,18 +233,10 @@ class FitResult:
                 return other
         return None
 
-    def to_json(self) -> str:
-        """The result as JSON text, as :func:`fit_schema` describes it."""
-        return text_of(self)
-
 
 def fit_schema() -> dict[str, Json]:
-    """The JSON Schema of :meth:`FitResult.to_json`."""
-    return schema_of(
-        FitResult,
-        title="ampmem fit, version 1",
-        description="What `ampmem fit --json` prints. Sizes are bytes; null is a value that is not known.",
-    )
+    """The JSON Schema of a :class:`FitResult`."""
+    return schema_of_printed(FitResult, SCHEMA, "ampmem fit")
 
 
 def fit_result(
@@ -462,7 +454,7 @@ def _to_break_even(points: Mapping[Precision, Points]) -> list[tuple[Precision, 
 
 
 def _not_run(points: Mapping[Precision, Points], precision: Precision, value: int) -> list[tuple[Precision, int]]:
-    """The precisions, of ``precision`` and the baseline, that were not run with ``value`` yet."""
+    """The runs with ``value`` that are missing, in ``precision`` and in the baseline."""
     return [(name, value) for name in (BASELINE, precision) if value not in points[name]]
 
 
@@ -531,9 +523,9 @@ def _slow(ends: list[int], other: int, moves: int) -> bool:
 
 
 def _grown(points: Points, total: int) -> int:
-    """A larger value than all that were run and fit: where the line through the two largest fills the device.
+    """The next larger value to run: where the line through the two largest values that fit fills the device.
 
-    It may be close to the last one; after :data:`GUESSES` runs it is at least twice as large.
+    It may be close to the last value; after :data:`GUESSES` runs it is at least twice as large.
     """
     known = [(value, memory) for value, memory in sorted(points.items()) if memory is not None][-2:]
     larger, above = known[-1]

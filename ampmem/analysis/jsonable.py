@@ -61,7 +61,7 @@ Name: TypeAlias = Annotated[str, AtLeast(1)]
 
 
 def named(key: str) -> Mapping[str, str | None]:
-    """Metadata of a field with the name ``key`` in JSON, where Python says it in another word."""
+    """Metadata of a field whose key in JSON is ``key`` instead of the field's name."""
     return {_KEY: key}
 
 
@@ -76,9 +76,9 @@ def json_fields(of: object) -> Iterator[tuple[str, Field[Any]]]:
 
 
 def like(kind: Callable[..., _Of], source: object, /, **others: Any) -> _Of:
-    """A ``kind``, a dataclass, from ``others`` and from the fields that it shares with ``source``.
+    """A new ``kind`` (a dataclass): its fields are taken from ``others``, then from attributes of ``source``.
 
-    Raises ``TypeError`` if a field without a default is in neither.
+    Raises ``TypeError`` if neither has a field without a default.
     """
     names = [item.name for item in fields(cast(Any, kind)) if item.name not in others]
     return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)}, **others)
@@ -131,7 +131,7 @@ def plain(value: object) -> Json:
     return cast(Json, value)
 
 
-# From JSON back to the dataclasses that :mod:`ampmem.analysis.jsonable` has written it from.
+# From JSON back to the dataclasses.
 
 
 class NotOfThisKind(ValueError):
@@ -150,7 +150,7 @@ def from_json(kind: type[_Of], value: Json) -> _Of:
     """``value`` as a ``kind``, a dataclass.
 
     A field that is not in JSON gets its default, or else ``()``. Unknown keys are ignored, as a later version may have
-    more. Raises :class:`NotOfThisKind` for what is missing or of another type.
+    more. Raises :class:`NotOfThisKind` for a missing key, and for a value of another type.
     """
     return cast(_Of, _object(kind, value, ""))
 
@@ -280,7 +280,7 @@ _Definitions: TypeAlias = "dict[type, Json]"
 
 
 def schema_of(root: type, *, title: str, description: str) -> dict[str, Json]:
-    """The schema of ``root``, a dataclass as :func:`~ampmem.analysis.jsonable.plain` writes it.
+    """The JSON Schema of ``root``, a dataclass as :func:`plain` writes it.
 
     Every object has all of its keys and no other keys. Raises ``TypeError`` for a field of a type that JSON does not
     have.
@@ -291,6 +291,25 @@ def schema_of(root: type, *, title: str, description: str) -> dict[str, Json]:
     if len(by_name) != len(definitions):
         raise TypeError(f"two dataclasses in {root.__name__} have the same name")
     return {"$schema": DIALECT, "title": title, **body, "description": description, "$defs": by_name}
+
+
+def schema_of_printed(root: type, schema: str, command: str) -> dict[str, Json]:
+    """The schema of the ``root`` object that ``command --json`` prints; ``schema`` is its name, ``ampmem.fit/1``."""
+    return schema_of(
+        root,
+        title=schema.replace(".", " ").replace("/", ", version "),
+        description=f"What `{command} --json` prints. Sizes are bytes; null is a value that is not known.",
+    )
+
+
+class JsonDocument:
+    """A dataclass that a command prints as JSON."""
+
+    __slots__ = ()
+
+    def to_json(self) -> str:
+        """The JSON text; the ``…_schema`` function beside the class gives its JSON Schema."""
+        return text_of(self)
 
 
 def one_or_several(root: type, one: Mapping[str, Json]) -> dict[str, Json]:
@@ -334,7 +353,9 @@ def _type(hint: Any, definitions: _Definitions) -> dict[str, Json]:
     if origin is Literal:
         return {"enum": [*arguments]}
     if origin is tuple:
-        return _tuple(arguments, definitions)
+        if len(arguments) != 2 or arguments[1] is not Ellipsis:
+            raise TypeError(f"a schema needs tuples of any length and one type, not of {arguments}")
+        return {"type": "array", "items": _type(arguments[0], definitions)}
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping_schema(arguments[0], arguments[1], definitions)
     if hint is int:
@@ -343,7 +364,10 @@ def _type(hint: Any, definitions: _Definitions) -> dict[str, Json]:
         return dict(_SCALARS[hint])
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return {"enum": [each.value for each in hint]}
-    return _reference(hint, definitions)
+    if hint not in definitions:
+        definitions[hint] = None  # reserves its place, in case the class contains itself
+        definitions[hint] = _object_schema(hint, definitions)
+    return {"$ref": f"#/$defs/{hint.__name__}"}
 
 
 def _union(choices: Sequence[dict[str, Json]]) -> dict[str, Json]:
@@ -369,25 +393,12 @@ def _annotated_schema(of: Any, extras: tuple[object, ...], definitions: _Definit
     return found
 
 
-def _tuple(arguments: tuple[Any, ...], definitions: _Definitions) -> dict[str, Json]:
-    if len(arguments) != 2 or arguments[1] is not Ellipsis:
-        raise TypeError(f"a schema needs tuples of any length and one type, not of {arguments}")
-    return {"type": "array", "items": _type(arguments[0], definitions)}
-
-
 def _mapping_schema(key: Any, value: Any, definitions: _Definitions) -> dict[str, Json]:
     values: Json = _type(value, definitions)
     if isinstance(key, type) and issubclass(key, StrEnum):
         return _exactly({each.value: values for each in key})
     keys: Json = _type(key, definitions)
     return {"type": "object", "propertyNames": keys, "additionalProperties": values}
-
-
-def _reference(of: type, definitions: _Definitions) -> dict[str, Json]:
-    if of not in definitions:
-        definitions[of] = None  # reserves its place, in case the class contains itself
-        definitions[of] = _object_schema(of, definitions)
-    return {"$ref": f"#/$defs/{of.__name__}"}
 
 
 def _written_below(of: type) -> dict[str, str]:

@@ -15,11 +15,13 @@ from ampmem.events import OTHER_THREADS, Fact
 from ampmem.names import shape_of
 
 LARGEST = 50
-"""The number of allocations that a summary lists, and all that are like the last of them, which its tables count."""
+"""A summary lists this many of the largest allocations, and further ones that are about as large as the last.
+
+Tables count equal layers in one row, so a row must not miss some of its layers."""
 MOST = 1000
-"""The number of allocations that a summary lists at most: of those like the last there may be more."""
+"""The limit of a summary's list: there may be more allocations like its last one."""
 _ALIKE = 0.98
-"""Layers are equal if their sizes are nearly equal, so what follows may be counted with the last allocation."""
+"""Allocations of at least this share of the last one's size are about as large: tables may count them in its row."""
 HELD_BY = "held by "
 """The beginning of the name of an activation that no op saved and a variable holds."""
 
@@ -88,9 +90,8 @@ def _holders(history: MemoryHistory) -> dict[int, str]:
     unsaved = history.classes.of(Category.ACTIVATIONS)
     unsaved[facts.allocation[saved]] = False
     found: dict[int, str] = {}
-    for row in np.flatnonzero(
-        (facts.fact == Fact.VARIABLE) & unsaved[facts.allocation]
-    ).tolist():  # the latest look at the script counts
+    of_variables = (facts.fact == Fact.VARIABLE) & unsaved[facts.allocation]
+    for row in np.flatnonzero(of_variables).tolist():  # the latest look at the script's variables counts
         place, _, function = texts[facts.module[row]].rpartition(" ")
         inside = function.rpartition("<locals>.")[2]
         where = place.replace("\\", "/").rpartition("/")[2].removesuffix(":0")

@@ -95,9 +95,9 @@ def reserved_residual(history: MemoryHistory, layers: AllocatorLayers | None) ->
 
 
 def outside_in(recording: Recording, step: int) -> tuple[int | None, int | None]:
-    """The most bytes of the device outside of this allocator in the step: contexts, NCCL, other processes.
+    """The most device memory outside of the allocator in ``step``, and the part that belongs to this process.
 
-    The second is the part that the driver attributes to this process. ``None`` if it was not asked.
+    In bytes, of contexts, NCCL and other processes; ``None`` if the driver was not asked.
     """
     layers = [each for each in recording.layers if each.step == step]
     used = [each.device_used - each.reserved for each in layers if each.device_used is not None]

@@ -71,7 +71,7 @@ def in_module(history: MemoryHistory, category: Category, name: str) -> Mask:
 
 
 def _within(history: MemoryHistory, texts: Column, wanted: str, path_of: Callable[[str], str]) -> Mask:
-    """The texts whose path is the module ``wanted`` or one below it; never empty texts."""
+    """Which ``texts`` (text ids) name the module ``wanted`` or one below it; empty texts never do."""
     distinct, place = np.unique(texts, return_inverse=True)
     top = _path(wanted)
     found = [

@@ -1,4 +1,4 @@
-"""The last failed request: who asked, what was alive, and why the cached memory did not serve."""
+"""The last request that failed for lack of memory: its op, the live memory, and why cached memory did not serve it."""
 
 from __future__ import annotations
 
@@ -324,14 +324,14 @@ def _state(oom: OomRecord) -> tuple[tuple[SnapshotSegment, ...], Candidates]:
         sizes = [segment.size for segment in segments]
         sizes += [size for segment in segments for block in segment.blocks for size in (block.size, block.requested)]
         if min(sizes, default=0) < 0 or sum(sizes) > _MOST:
-            raise ValueError("a size that no block has")
+            raise ValueError("invalid block size")
     except (TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise RecordingError(f"the recording is damaged: its out-of-memory state cannot be read ({error})") from error
     return segments, candidates(segments, oom.asked, oom.stream, (first, second))
 
 
 def _against(reason: Reason, *, expandable: bool) -> Iterator[Option]:
-    """What may help if free blocks could not serve the request, by the ``reason``."""
+    """The changes that may help, by the ``reason`` why free blocks could not serve the request."""
     if reason in _REASONS:
         yield Option(change=_REASONS[reason])
     elif reason is Reason.FRAGMENTED and not expandable:
@@ -339,7 +339,7 @@ def _against(reason: Reason, *, expandable: bool) -> Iterator[Option]:
 
 
 def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase, *, updating: bool) -> Iterator[Option]:
-    """What may help against the largest category; ``updating`` says that an update makes temporaries."""
+    """The changes that may make the largest category smaller; ``updating`` says that an update makes temporaries."""
     foreach = [record for record in (*recording.optimizers, *recording.waiting) if record.implementation == "foreach"]
     if updating and foreach:
         change = _OR_FUSED if any(record.takes_fused for record in foreach) else _FOREACH

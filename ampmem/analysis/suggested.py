@@ -53,7 +53,8 @@ def _outputs(run: TrainingRun) -> Iterator[Suggestion]:
 
 def _fused_loss(run: TrainingRun) -> Iterator[Suggestion]:
     """``F.linear_cross_entropy``, if a linear layer makes the logits for the log-softmax of cross_entropy."""
-    if _version(run.recording.run.torch) < _FUSED_LOSS_SINCE:
+    version = tuple(int(part) for part in run.recording.run.torch.split(".")[:2] if part.isdecimal())
+    if version < _FUSED_LOSS_SINCE:
         return
     analysis = run.analysis
     lifetimes, shapes = analysis.lifetimes, [shape_of(text) for text in run.recording.texts]
@@ -64,7 +65,8 @@ def _fused_loss(run: TrainingRun) -> Iterator[Suggestion]:
     shape = None if largest is None else shapes[analysis.tensors.shape[largest]]
     if shape is None or len(shape) != 2:
         return
-    like = np.array([each is not None and _same_rows(each, shape) for each in shapes], dtype=np.bool_)
+    flat = (prod(shape), shape[-1:])  # the logits may have several leading dimensions, which the loss flattens
+    like = np.array([each is not None and (prod(each), each[-1:]) == flat for each in shapes], dtype=np.bool_)
     product = np.array([op in _PRODUCTS for op in ops], dtype=np.bool_)
     made = np.flatnonzero(step & like[analysis.tensors.shape] & product[lifetimes.op] & (lifetimes.module != 0))
     if not len(made):
@@ -80,10 +82,6 @@ def _fused_loss(run: TrainingRun) -> Iterator[Suggestion]:
         f"options=torch.nn.LinearCrossEntropyOptions()) in place of {head}(x) and F.cross_entropy",
         saved_bytes=saved,
     )
-
-
-def _same_rows(shape: tuple[int, ...], rows: tuple[int, ...]) -> bool:
-    return shape[-1:] == rows[-1:] and prod(shape) == prod(rows)
 
 
 def _of_logits(run: TrainingRun, elements: int) -> Mask:
@@ -104,7 +102,3 @@ def _fewer_bits(run: TrainingRun) -> Iterator[Suggestion]:
     if saved is not None and run.notable(saved):
         named = " and ".join(f"bitsandbytes.optim.{name}8bit" for name in sorted(names))
         yield Suggestion(change=f"{named}, which rounds the optimizer's state to 8 bits", saved_bytes=saved)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())

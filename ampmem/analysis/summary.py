@@ -22,13 +22,13 @@ from ampmem.analysis.jsonable import (
     NOT_IN_JSON,
     AtLeast,
     Json,
+    JsonDocument,
     OneOf,
     Positive,
     Signed,
     like,
     named,
-    schema_of,
-    text_of,
+    schema_of_printed,
 )
 from ampmem.analysis.largest import Held, LargeAllocation, held, largest
 from ampmem.analysis.layers import outside_in
@@ -210,7 +210,7 @@ class Allocator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Summary(Shown):
+class Summary(JsonDocument, Shown):
     """The summary of a recording."""
 
     schema: Annotated[str, OneOf((SCHEMA,))]
@@ -280,13 +280,9 @@ class Summary(Shown):
     notes: tuple[str, ...] = ()
     """The recorder's other notes, such as what a simulated run assumed."""
 
-    def to_json(self) -> str:
-        """The summary as JSON text, as :func:`summary_schema` describes it."""
-        return text_of(self)
-
     @property
     def ended_by(self) -> FailedRequest | None:
-        """The failed request that ended the run; then everything is about that instant, not about the peak."""
+        """The failed request that ended the run, else ``None``; reports then show its instant instead of the peak."""
         oom = self.out_of_memory
         return oom if oom is not None and oom.ended_the_run else None
 
@@ -304,12 +300,8 @@ class Summary(Shown):
 
 
 def summary_schema() -> dict[str, Json]:
-    """The JSON Schema of :meth:`Summary.to_json`."""
-    return schema_of(
-        Summary,
-        title="ampmem summary, version 1",
-        description="What `ampmem show --json` prints. Sizes are bytes; null is a value that could not be measured.",
-    )
+    """The JSON Schema of a :class:`Summary`."""
+    return schema_of_printed(Summary, SCHEMA, "ampmem show")
 
 
 def summarize(recording: Recording) -> Summary:

@@ -51,6 +51,7 @@ from ampmem.cli.options import (
     ScriptOptions,
     check_dtype,
     choices,
+    parse_size,
     precision_option,
     schema_option,
     seed_of_runs,
@@ -83,7 +84,7 @@ from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.advise import best_change, render_advice
 from ampmem.reporters.text.layout import layout_for
 from ampmem.results import results_difference
-from ampmem.units import format_bytes, parse_bytes
+from ampmem.units import format_bytes
 from ampmem.version import __version__
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
@@ -184,7 +185,7 @@ def advise(
             f"--steps must be at least {STEPS}: the optimizer's state is created at the end of the first step"
         )
     check_dtype(options, options.precision)
-    allowed, limit = _allowed(changes), _bytes(budget)
+    allowed, limit = _allowed(changes), None if budget is None else parse_size(budget, "--budget")
     script = for_several_runs(replace(options, device=Device(device_option), stacks=html is not None, force=False))
     check_processes(script, "advise")
     gpu = script.simulated_gpu
@@ -249,13 +250,6 @@ def _allowed(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _bytes(budget: str | None) -> int | None:
-    try:
-        return None if budget is None else parse_bytes(budget)
-    except ValueError as error:
-        raise UsageError(f"--budget: {error}") from error
-
-
 def _every_rank(script: ScriptOptions) -> tuple[int, ...]:
     """The ranks as which the unchanged script is run, one at a time; empty if it is run as one process."""
     return () if script.rank is not None or (script.world_size or 1) == 1 else tuple(range(script.world_size or 1))
@@ -301,13 +295,13 @@ class _Search:
                 due_now = self._due(allowed, budget, progress) or (self._unrecorded(budget) if keep else ())
                 return [part for part in self._parts(due_now) if part not in self._of_ranks]
 
-            def take(part: _Part, ended: EndedRun) -> None:
+            def note_part(part: _Part, ended: EndedRun) -> None:
                 self._of_ranks[part] = ended
-                self._gather(part[0], progress)
+                self._note_if_ended(part[0], progress)
                 if NOTHING_FORCED in self.trials:
-                    self._forget({NOTHING_FORCED, ranked(self.trials, budget)[0]} if keep else set())
+                    self._delete_recordings_but({NOTHING_FORCED, ranked(self.trials, budget)[0]} if keep else set())
 
-            run_at_once(self._jobs, parts, partial(self._make, progress, forking), take)
+            run_at_once(self._jobs, parts, partial(self._make, progress, forking), note_part)
 
     def _parts(self, wanted: Iterable[Forced]) -> list[_Part]:
         """The processes that these runs consist of, each with its simulated rank if there are several."""
@@ -315,20 +309,20 @@ class _Search:
         some = self.found.ranks if every else ()
         return [(each, rank) for each in wanted for rank in (every if each == NOTHING_FORCED else some) or (None,)]
 
-    def _gather(self, forced: Forced, progress: _Progress) -> None:
-        """Take the result of ``forced``, once the run has ended for all of its ranks."""
+    def _note_if_ended(self, forced: Forced, progress: _Progress) -> None:
+        """Note the result of ``forced`` if the run has ended for all of its ranks."""
         parts = self._parts([forced])
         if all(part in self._of_ranks for part in parts):
             ended = [self._of_ranks.pop(part) for part in parts]
             self._note_result(ended[0] if parts[0][1] is None else _of_worst(ended), progress)
 
     def _unrecorded(self, budget: int | None) -> list[Forced]:
-        """The runs whose recordings are wanted but missing, as ``--resume`` had the runs."""
+        """The runs to repeat for their recordings: the file of ``--resume`` has only their results."""
         wanted = dict.fromkeys((NOTHING_FORCED, ranked(self.trials, budget)[0]))
         return [each for each in wanted if each not in self.recordings and self.trials[each].failure is None]
 
-    def _forget(self, wanted: set[Forced]) -> None:
-        """Delete the recordings of all other runs."""
+    def _delete_recordings_but(self, wanted: set[Forced]) -> None:
+        """Delete the recordings of all runs that are not ``wanted``."""
         for forced in [each for each in self.recordings if each not in wanted]:
             self.recordings.pop(forced).unlink(missing_ok=True)
 
@@ -381,13 +375,7 @@ class _Search:
                 else:
                     self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
 
-    def _make(
-        self,
-        progress: _Progress,
-        forking: Warmed | None,
-        part: _Part,
-        children: Children,
-    ) -> EndedRun:
+    def _make(self, progress: _Progress, forking: Warmed | None, part: _Part, children: Children) -> EndedRun:
         """Make one run, or one rank of it, in a thread."""
         forced, rank = part
         path = self._folder / f"run{next(self._numbers)}{SUFFIX}"

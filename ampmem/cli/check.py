@@ -176,13 +176,9 @@ def _changes(before: Side | None, after: Side) -> str:
     if before is None:
         return f": peak {format_peak(after.summary.whole.bytes)}"
     sizes = {key: (of_summary(before.summary, key), of_summary(after.summary, key)) for key in OF_SUMMARY}
-    said = [_was(key, *pair) for key, pair in sizes.items() if pair[0] != pair[1]]
-    return f": {'; '.join(said)}" if said else ": all sizes are unchanged"
-
-
-def _was(key: str, before: int, after: int) -> str:
-    old, new = format_apart(before, after)
-    return f"{key} {new}, was {old}"
+    changed = ((key, *format_apart(old, new)) for key, (old, new) in sizes.items() if old != new)
+    texts = [f"{key} {new}, was {old}" for key, old, new in changed]
+    return f": {'; '.join(texts)}" if texts else ": all sizes are unchanged"
 
 
 def on_github() -> bool:
@@ -367,7 +363,7 @@ def check(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What runs are checked against."""
+    """The limits that the command line gives, and the budget files found for the scripts."""
 
     budgets: tuple[Budget, ...]
     baseline: Path | None
@@ -378,16 +374,16 @@ class _Asked:
     wrong: dict[str | None, tuple[str, ...]] = field(default_factory=dict)
     """The results of :meth:`mistaken` by script, which all ranks share."""
 
-    def of(self, script: str | None) -> tuple[Budget, ...]:
+    def budgets_of(self, script: str | None) -> tuple[Budget, ...]:
         """The budgets of ``script``. Raises :class:`UsageError` for a ``pyproject.toml`` that cannot be read."""
         file = self._file(script)
-        return merged(() if file is None else file.of(_whole(script)), self.budgets)
+        return merged(() if file is None else file.budgets_of_script(_whole(script)), self.budgets)
 
     def mistaken(self, script: str | None) -> tuple[str, ...]:
-        """What is wrong with tables in the same file that belong to no script."""
+        """A message for each table in the budget file of ``script`` that names no script."""
         file = self._file(script)
         if file is not None and script not in self.wrong:
-            self.wrong[script] = tuple(file.of_no_script(_whole(script)))
+            self.wrong[script] = tuple(file.misnamed_tables(_whole(script)))
         return self.wrong.get(script, ())
 
     def _file(self, script: str | None) -> BudgetFile | None:
@@ -403,7 +399,7 @@ class _Asked:
 
     def holds(self, subjects: Sequence[Subject]) -> bool:
         """Whether any of ``subjects`` has something to be checked against."""
-        return self.baseline is not None or any(self.of(subject.script) for subject in subjects)
+        return self.baseline is not None or any(self.budgets_of(subject.script) for subject in subjects)
 
 
 def _whole(script: str | None) -> str | None:
@@ -431,7 +427,7 @@ def _refuse_options_of_scripts(context: click.Context) -> None:
 
 def _check_script(asked: _Asked, options: ScriptOptions, output: Path | None, *, as_json: bool) -> int:
     script = options.name if options.as_module else Path(options.script_or_module).absolute().as_posix()
-    if not asked.of(script) and asked.baseline is None:
+    if not asked.budgets_of(script) and asked.baseline is None:
         wrong = asked.mistaken(script)
         raise UsageError(
             wrong[0] if wrong else f"no budget and no baseline given for {options.name}{_instead(options)}"
@@ -502,7 +498,7 @@ def _result(asked: _Asked, subject: Subject, subjects: Sequence[Subject]) -> Che
     if asked.baseline is not None and not asked.update:
         baseline = read_baseline(baseline_of(asked.baseline, subject, subjects))
     mistaken = asked.mistaken(subject.script)
-    return check_run(subject.run, asked.of(subject.script), baseline, asked.allow, mistaken=mistaken)
+    return check_run(subject.run, asked.budgets_of(subject.script), baseline, asked.allow, mistaken=mistaken)
 
 
 def _update(baseline: Path, subject: Subject, result: CheckResult, subjects: Sequence[Subject]) -> None:

@@ -1,4 +1,4 @@
-"""``ampmem extension``: compiles what makes recording cheaper."""
+"""``ampmem extension``: compiles the C++ extension that makes recording cheaper."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import click
 
 from ampmem.output import Terminal
+from ampmem.units import counted
 
 
 @click.command("extension")
@@ -23,8 +24,7 @@ def extension(remove: bool) -> None:
 
     terminal = Terminal(sys.stderr)
     if remove:
-        removed = compiled.remove()
-        terminal.say(f"removed {removed} compiled extension{'' if removed == 1 else 's'} from {compiled.folder()}")
+        terminal.say(f"removed {counted(compiled.remove(), 'compiled extension')} from {compiled.folder()}")
         return
     terminal.say("compiling the extension, which takes half a minute")
     library = compiled.build()

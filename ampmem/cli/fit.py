@@ -15,16 +15,7 @@ from typing import TypeAlias
 import click
 
 from ampmem.allocator.gpus import GpuSpec
-from ampmem.analysis.fit import (
-    FitResult,
-    Memory,
-    Vary,
-    fit_result,
-    fit_schema,
-    memory_of,
-    remaining,
-    wanted,
-)
+from ampmem.analysis.fit import FitResult, Memory, Vary, fit_result, fit_schema, memory_of, remaining, wanted
 from ampmem.cli.options import (
     ScriptCommand,
     ScriptOptions,
@@ -140,7 +131,7 @@ class RunFailed(AmpmemError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What all runs share, without precision and value; ``jobs`` runs are made at once."""
+    """The script and its arguments, without the precision and the value of a run; ``jobs`` runs are made at once."""
 
     script: ScriptOptions
     varied: VariedArguments
@@ -188,7 +179,7 @@ def run_points(
         warmed(Device.SIMULATED) as forking,
     ):
 
-        def take(run: Run, outcome: _Point) -> None:
+        def note_outcome(run: Run, outcome: _Point) -> None:
             points[run[0]][run[1]] = outcome.memory
             progress.ended(plan.name(run), outcome, points)
             for note in outcome.notes:
@@ -196,7 +187,7 @@ def run_points(
 
         make = partial(_make, plan, Path(folder), progress, forking)
         try:
-            run_at_once(plan.jobs, lambda: wanted(points), make, take)
+            run_at_once(plan.jobs, lambda: wanted(points), make, note_outcome)
         except KeyboardInterrupt:
             return points, tuple(notes.values()), True
         return points, tuple(notes.values()), False

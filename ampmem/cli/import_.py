@@ -10,6 +10,7 @@ import click
 
 from ampmem.importer.recording import import_snapshot
 from ampmem.output import Terminal, say_written
+from ampmem.units import counted
 
 
 @click.command("import", short_help="Convert a PyTorch memory snapshot into a recording.")
@@ -43,8 +44,7 @@ def import_(snapshot: Path, output: Path, device: int | None, force: bool) -> No
     finally:
         gc.enable()
     say_written(output)
-    steps = len(recording.steps)
-    said = [f"{output}: {len(recording.events):,} events, {steps} step{'' if steps == 1 else 's'}"]
+    said = [f"{output}: {len(recording.events):,} events, {counted(len(recording.steps), 'step')}"]
     screen = Terminal(sys.stdout)
     for line in (*said, *(f"note: {note}" for note in recording.notes)):
         click.echo("\n".join(screen.broken(line)))

@@ -25,23 +25,14 @@ from ampmem.recorder.options import Asked
 from ampmem.recorder.script import Target
 from ampmem.recording import rank_file, taken_for_script
 from ampmem.units import parse_bytes
-from ampmem.vocabulary import (
-    ASSUMABLE,
-    AutocastDtype,
-    Device,
-    Files,
-    Forced,
-    ForcedOption,
-    Precision,
-    forced_options,
-)
+from ampmem.vocabulary import ASSUMABLE, AutocastDtype, Device, Files, Forced, ForcedOption, Precision, forced_options
 
 if TYPE_CHECKING:
     from ampmem.simulator.assumed import Assumed
 
 
 def assumed_data(device: Device, assume: tuple[str, ...]) -> Assumed | None:
-    """What each ``--assume`` says; ``None`` for a real device. Raises :class:`UsageError` for invalid values."""
+    """The assumptions that ``--assume`` gives; ``None`` for a real device. Raises :class:`UsageError`."""
     if device != Device.SIMULATED:
         if assume:
             raise UsageError("--assume is for a simulated GPU only: give --device sim or --gpu, too")
@@ -372,7 +363,7 @@ class ScriptOptions(Asked):
 
     @property
     def protects(self) -> bool:
-        """Whether the script's writes are kept from the user's files: by default on a simulated GPU."""
+        """Whether the user's files are protected from the script: ``--files protect``, the default in simulation."""
         return self.files is Files.PROTECT or (self.files is None and self.device is Device.SIMULATED)
 
     def find(self) -> Target:
@@ -429,7 +420,7 @@ _READ: dict[str, Callable[[str], object]] = {
     "gpu": lambda text: gpu_to_simulate(text, "--gpu "),
     "files": Files,
 }
-"""How the values of options are read."""
+"""By option, the function that converts its text."""
 
 
 def _with(command: Callable[..., Any], decorators: Sequence[Decorator]) -> Callable[..., Any]:
@@ -449,7 +440,7 @@ def _with(command: Callable[..., Any], decorators: Sequence[Decorator]) -> Calla
 
 
 def force_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that force changes; they are ``forced`` of the shared options, whose decorator comes after."""
+    """Add the ``--force-…`` options to ``command``, which gets their values as its argument ``forced``."""
     own = {name: option for name, option in forced_options().items() if option.help}
 
     @wraps(command)
@@ -480,7 +471,7 @@ def _type_of(option: ForcedOption) -> click.ParamType[Any] | None:
 
 
 def _forced_value(option: ForcedOption, given: Any) -> Any:
-    """The value of a change's field for what is ``given`` on the command line."""
+    """The value for the option's field of :class:`Forced`, from the value ``given`` on the command line."""
     if option.choices:
         return given == "true"
     if not option.metavar.endswith(",..."):
@@ -523,7 +514,7 @@ def check_dtype(script: ScriptOptions, *precisions: Precision) -> None:
 
 def check_files(script: ScriptOptions) -> None:
     """Make the folder of ``--keep-files``. Raises :class:`UsageError` if it cannot be made, or not be used."""
-    parse_limit(script.files_limit)
+    parse_size(script.files_limit, "--files-limit")
     keep = script.keep_files
     if keep is None:
         return
@@ -535,12 +526,12 @@ def check_files(script: ScriptOptions) -> None:
         raise UsageError(f"--keep-files {keep}: the folder cannot be made: {error.strerror}") from error
 
 
-def parse_limit(text: str) -> int:
-    """The bytes of ``--files-limit``. Raises :class:`UsageError`."""
+def parse_size(text: str, option: str) -> int:
+    """The bytes in ``text``, such as ``24GiB``, which was given for ``option``. Raises :class:`UsageError`."""
     try:
         return parse_bytes(text)
     except ValueError as error:
-        raise UsageError(f"--files-limit: {error}") from error
+        raise UsageError(f"{option}: {error}") from error
 
 
 def check_world(device: Device, world_size: int | None, rank: int | None) -> None:

@@ -130,7 +130,7 @@ def show(
         return
     runs = read_runs(files)
     if advised is not None:
-        runs = list(map(read_advised(advised).left_out, runs))
+        runs = list(map(read_advised(advised).rank_without_disproved, runs))
     if as_json:
         shown = merge_all(_of_jobs(runs)).jobs if as_ranks else [_report(run).summary for run in runs]
         click.echo(object_or_array([each.to_json() for each in shown]))
@@ -187,7 +187,8 @@ def _with_tables(runs: Sequence[RankRun], jobs: Jobs | None, details: frozenset[
         return runs if wanted else []
     if jobs.comparison is None:
         wanted = details  # the merged view has none of these tables
-    return [run for run in runs if wanted and run.path in _worst(jobs)]
+    worst = {Path(job.rank(job.worst.rank).file) for job in jobs.jobs if job.worst is not None}
+    return [run for run in runs if wanted and run.path in worst]
 
 
 def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
@@ -200,11 +201,6 @@ def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
     return runs
 
 
-def _worst(jobs: Jobs) -> set[Path]:
-    """The recording of each job's worst rank."""
-    return {Path(job.rank(job.worst.rank).file) for job in jobs.jobs if job.worst is not None}
-
-
 def _report(run: RankRun, *, alone: bool = False) -> Report:
     """The report of a recording; if it is shown ``alone``, with the other files of its job."""
     summary = run.column.summary
@@ -215,7 +211,7 @@ def _report(run: RankRun, *, alone: bool = False) -> Report:
 
 
 def _files_of_other_ranks(run: RankRun) -> Iterator[str]:
-    """Where the other ranks' files are; empty for a simulated rank, which needs no others."""
+    """The note about the files of the job's other ranks; none for a simulated rank, which runs without others."""
     if run.world_size == 1 or (run.run is not None and run.run.source == SourceKind.SIMULATED):
         return
     there, others = len(ranks_beside([run])), run.world_size - 1
@@ -233,7 +229,7 @@ def _files_of_other_ranks(run: RankRun) -> Iterator[str]:
 
 
 def is_sound(path: Path) -> bool:
-    """Whether the recording at ``path`` can be trusted; prints that, or the reasons why not."""
+    """Whether the recording at ``path`` can be trusted; also prints the result, with the reasons if it cannot."""
     try:
         run = rank_run(path)
         summary = _report(run).summary

@@ -69,7 +69,7 @@ def _run_command_line() -> NoReturn:
 
 
 def _warm_up() -> None:
-    """Import what a run imports, and simulate a GPU once, as at a run's start.
+    """Import the modules of a run, and start the simulation once, as a run does.
 
     Real GPUs are hidden meanwhile: the trial's backward would start autograd's thread for each, and after that torch
     refuses a backward in every fork.

@@ -18,6 +18,7 @@ from ampmem.output import sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recording.bounds import MOST_KEPT
 from ampmem.recording.watched_file import read_watched
+from ampmem.units import counted
 
 if TYPE_CHECKING:
     from ampmem.recorder.watch.watcher import Watcher
@@ -131,9 +132,8 @@ def _tell(watcher: Watcher, named: Path, audience: Audience, *, quiet: bool) -> 
     file, rows = watcher.options.path, watcher.rows
     if not file.exists():
         return
-    steps = "1 step" if rows == 1 else f"{rows:,} steps"
     kept = "" if watcher.written == rows else f", of which the first {watcher.written:,} are kept"
-    audience.say(f"watched {steps}{kept} in {sized(named, file)}")
+    audience.say(f"watched {counted(rows, 'step')}{kept} in {sized(named, file)}")
     if not quiet:
         from ampmem.analysis.watched import watched_run
         from ampmem.reporters.text.layout import layout_for

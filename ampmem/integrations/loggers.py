@@ -51,7 +51,8 @@ def rows(summary: Summary, numbers: Mapping[int, int]) -> tuple[LoggedRow, ...]:
         LoggedRow(step=number, values=_of_step(step, largest.values())) for number, step in sorted(largest.items())
     ]
     if found:
-        found[-1] = replace(found[-1], values={**found[-1].values, **_of_run(summary)})
+        most = {f"ampmem/most/{category}": size for category, size in summary.most.items() if size}
+        found[-1] = replace(found[-1], values={**found[-1].values, **most, **_static_model(summary)})
     return tuple(found)
 
 
@@ -74,7 +75,7 @@ def largest_row(found: Sequence[LoggedRow]) -> LoggedRow:
 
 
 def _of_step(step: Step, steps: Collection[Step]) -> dict[str, float]:
-    """The values of ``step``, with every category of ``steps`` in each row: loggers draw no lines across gaps."""
+    """The values of ``step``, with zeros for categories of other ``steps``: loggers draw no lines across gaps."""
     there = [category for category in CATEGORIES if any(each.peak.categories[category] for each in steps)]
     values: dict[str, float] = {PEAK: step.peak.said}
     if step.peak.allocated is not None:
@@ -83,11 +84,6 @@ def _of_step(step: Step, steps: Collection[Step]) -> dict[str, float]:
     if step.peak_reserved is not None:
         values["ampmem/reserved"] = step.peak_reserved
     return values
-
-
-def _of_run(summary: Summary) -> dict[str, float]:
-    most = {f"ampmem/most/{category}": size for category, size in summary.most.items() if size}
-    return {**most, **_static_model(summary)}
 
 
 def _static_model(summary: Summary) -> dict[str, float]:
@@ -235,7 +231,7 @@ def keep_in_wandb(run: Any, file: Path) -> None:
 
 
 def _log_artifact(writer: Any, file: Path) -> None:
-    """Store ``file``, if the writer's method needs only a path: others need a name, a type, or an object of theirs."""
+    """Store ``file`` with ``writer.log_artifact``, if that needs only a path, as MLflow's does, and not wandb's."""
     if not _has(writer, "log_artifact"):
         return
     needed = [

@@ -1,4 +1,4 @@
-"""Records a few steps of a training while it goes on, whatever fails here: of a loop, or by a Trainer's callback."""
+"""Records a few steps of a training loop or of a Trainer; an error here is reported, and the training goes on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ampmem.output import Terminal, sized
 from ampmem.recorder.options import Asked, asked_in_python, checked_count
 from ampmem.recording import SUFFIX, rank_file, rank_of
 from ampmem.recording.watched import Row
-from ampmem.units import format_peak
+from ampmem.units import counted, format_peak
 from ampmem.watched_block import Watch, check_every
 
 
@@ -130,7 +130,6 @@ def finish_watch(watch: Watch, error: BaseException | None, wanted: Wanted, keep
     found = watch.summary()
     if job_place().rank != 0:
         return
-    steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
     peak = f", {format_peak(found.highest.peak)} at the highest peak" if found.highest is not None else ""
     page = None
     if wanted.page and found.rows:
@@ -138,16 +137,16 @@ def finish_watch(watch: Watch, error: BaseException | None, wanted: Wanted, keep
 
         page, *_ = write_watched(watch.path, _page_of(watch.path), force=True)
     where = f"; the page is {page}" if page is not None else ""
-    say(f"watched {steps}{peak}, in {sized(watch.path)}{where}")
+    say(f"watched {counted(found.steps, 'step')}{peak}, in {sized(watch.path)}{where}")
     if page is not None:
         keep(page)
 
 
 class FewSteps:
-    """A few recorded steps of one training.
+    """Records a few steps of one training of a host, such as a Trainer.
 
-    The host reports where each of its steps begins and ends, and how many updates it has made; one of its steps may be
-    several updates. On the rank that logs, ``log`` gets the rows of the steps, and ``keep`` the page.
+    The host reports the begin and end of each of its steps, and its number of updates; one of its steps may be several
+    updates. On the rank that logs, ``log`` gets the rows of the steps, and ``keep`` the page.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class FewSteps:
             self._profile = begin(self._wanted, folder, number)
 
     def step_ends(self, updates: int, number: int) -> None:
-        """A possible end of the host's step ``number``: the step has ended if there are more updates."""
+        """End the host's step ``number`` if ``updates`` has grown; a host may also call this within a step."""
         if updates > self._updates:
             self._updates = updates
             self._made += 1
@@ -201,7 +200,8 @@ class FewSteps:
                 numbers = partial(self._numbers, ended=ended)
                 finish(recorder, error, self._wanted, numbers, self._log, self._keep)
             elif folder is not None:
-                say(_too_short(self._made, self._wanted.asked.skip))
+                made, skip = counted(self._made, "step"), self._wanted.asked.skip
+                say(f"nothing was recorded: the training ended after {made}, and skip={skip} skips the first {skip}")
 
     def _numbers(self, recording: Recording, ended: Sequence[tuple[int, int]]) -> dict[int, int]:
         """For each recorded step the host's step in which it ended."""
@@ -264,7 +264,12 @@ def finish(
     known = numbers(recording)
     if summary.conservation.breach is not None:
         say(f"nothing is logged, because the sums are wrong: {summary.conservation.breach}; see {recorder.path}")
-    page = _page(recorder.path) if wanted.page else None
+    page = None
+    if wanted.page:
+        from ampmem.reporters.html import write
+
+        page = _page_of(recorder.path)
+        write([recorder.path], page, force=True)
     say(_recorded_text(recorder.path, page, summary, wanted.asked.steps) + _renumbered(known))
     log(rows(summary, known))
     if page is not None:
@@ -307,35 +312,24 @@ def say(message: str) -> None:
     Terminal(sys.stderr).say(lead + " ".join(message.split()))
 
 
-def _page(file: Path) -> Path:
-    from ampmem.reporters.html import write
-
-    page = _page_of(file)
-    write([file], page, force=True)
-    return page
-
-
 def _page_of(file: Path) -> Path:
+    """The page for the recording ``file``; a job has one page, as only the rank that logs writes it."""
     ranked = rank_of(file)  # a shell pattern for the ranks' files must match recordings only
     return (file if ranked is None else ranked.job).with_suffix(".html")
 
 
-def _too_short(steps: int, skip: int) -> str:
-    made = "1 step" if steps == 1 else f"{steps} steps"
-    return f"nothing was recorded: the training ended after {made}, and skip={skip} skips the first {skip}"
-
-
 def _recorded_text(file: Path, page: Path | None, summary: Summary, wanted: int | None) -> str:
     finished = sum(step.finished for step in summary.steps)
-    steps = "1 step" if finished == 1 else f"{finished} steps"
     fewer = f" of {wanted}" if wanted is not None and finished < wanted else ""
     where = f"; the page is {page}" if page is not None else ""
     at = "at the peak" if summary.whole.where is PeakPlace.STEP else f"at the peak, {PLACES[summary.whole.where]}"
-    return f"recorded {steps}{fewer}, {format_peak(summary.whole.bytes)} {at}, in {sized(file)}{where}"
+    return (
+        f"recorded {counted(finished, 'step')}{fewer}, {format_peak(summary.whole.bytes)} {at}, in {sized(file)}{where}"
+    )
 
 
 def _renumbered(numbers: Mapping[int, int]) -> str:
-    """How the training's steps and the recording's correspond, if the host does not count them one by one."""
+    """``; its steps 0, 1 are steps 4, 6 of the training``; empty if both have the same numbers."""
     if all(index == number for index, number in numbers.items()):
         return ""
     recorded, hosts = (", ".join(map(str, each)) for each in (numbers, numbers.values()))
@@ -343,7 +337,7 @@ def _renumbered(numbers: Mapping[int, int]) -> str:
 
 
 class FewStepsCallback:
-    """The part of a callback that hosts share; it precedes the host's own class among the bases."""
+    """The shared part of the hosts' callbacks; in a subclass it comes before the host's own base class."""
 
     def __init__(
         self,
@@ -457,7 +451,7 @@ def few_steps_of_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Se
 
 
 class _CountedSteps(FewSteps):
-    """A few steps of a loop, which ampmem finds and counts by itself, the skipped ones included."""
+    """A few steps of a loop without a host: ampmem finds and counts the steps, skipped ones included."""
 
     def step_begins(self, updates: int, number: int) -> None:
         """Begin to record the loop, whose first step is ``number``."""
@@ -470,7 +464,7 @@ class _CountedSteps(FewSteps):
 
 
 class WorkingLoggers:
-    """The loggers of one training: one that fails is reported once and gets nothing more, and the others go on."""
+    """The loggers of one training; a logger that fails is reported and dropped, and the others go on."""
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self._loggers = list(loggers)

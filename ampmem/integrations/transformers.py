@@ -91,7 +91,7 @@ def _keep(report_to: list[str], page: Path) -> None:
 
 
 class _Watched:
-    """The existing callbacks. While there is one, ``Trainer.train`` is patched to report its end and its Trainer.
+    """Counts the living callbacks; while there is one, ``Trainer.train`` is patched to report its Trainer and its end.
 
     A ``TrainerCallback`` is not called when a training fails, and does not get the Trainer.
     """

@@ -106,7 +106,7 @@ def parse_allowance(text: str | int, option: str = "--allow") -> Allowance:
     given = str(text).strip()
     try:
         if len(given) > _LONGEST or "e" in given.lower().removesuffix("b"):
-            raise ValueError(given)  # an exponent makes numbers without end
+            raise ValueError(given)  # with an exponent a short text can be a number of millions of digits
         if given.isdecimal() and not isinstance(text, bool):
             return Allowance(bytes=parse_bytes(f"{given}B"), text=f"{given} B")
         if given[-1:].isalpha():  # 0.01 might be meant as a share
@@ -173,7 +173,7 @@ class BudgetFile:
     budgets: tuple[Budget, ...]
     scripts: Mapping[str, tuple[Budget, ...]]
 
-    def of(self, script: str | None) -> tuple[Budget, ...]:
+    def budgets_of_script(self, script: str | None) -> tuple[Budget, ...]:
         """The budgets of ``script`` (``train.py`` or ``-m package.train``); its own ones override the common ones.
 
         Where two names fit, such as ``train.py`` and ``small/train.py``, the longer one counts.
@@ -182,8 +182,8 @@ class BudgetFile:
         own = self.scripts[max(fitting, key=len)] if fitting else ()
         return merged(self.budgets, own)
 
-    def of_no_script(self, script: str | None) -> Iterator[str]:
-        """What is wrong with each table that names neither ``script`` nor any script or module of the project.
+    def misnamed_tables(self, script: str | None) -> Iterator[str]:
+        """A message for each table that names neither ``script`` nor any script or module of the project.
 
         The project is the folder of :attr:`path` with all below it.
         """

@@ -44,13 +44,12 @@ from ampmem.analysis.difference.difference import (
     changes_of,
     conditions_of,
     difference,
-    of_category,
     renames_between,
 )
 from ampmem.analysis.difference.matching import RenamedNames, match
-from ampmem.analysis.difference.sides import Group, Moment, Side, groups_in_module
-from ampmem.analysis.jsonable import Json, Name, OneOf, Signed, like, schema_of, text_of
-from ampmem.analysis.modules import ROOT
+from ampmem.analysis.difference.sides import Group, Moment, Side, groups_among
+from ampmem.analysis.jsonable import Json, JsonDocument, Name, OneOf, Signed, like, schema_of_printed
+from ampmem.analysis.modules import ROOT, in_module
 from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Category
 from ampmem.names import CUDNN_TRIALS
@@ -87,7 +86,7 @@ class GrownGroups:
 
 
 def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
-    """The changes behind the growth of the memory limited by ``key``; for ``growth`` from step to step."""
+    """The changes that explain why the memory that ``key`` limits grew; for ``growth`` those from step to step."""
     if key == GROWTH:
         return _from_step_to_step(run)
     of_module = module_in(key)
@@ -115,8 +114,8 @@ def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
     found = [difference(baseline, run.side, category=category) for category in categories or (None,)]
     histories = Histories(baseline, run.side)
     every = _ordered(change for each in found for change in each.changes)
-    told = [each.grown < 0 or histories.explain(each) for each in every]
-    changes, moved = tuple(compress(every, told)), tuple(compress(every, (not explained for explained in told)))
+    explaining = [each.grown < 0 or histories.explain(each) for each in every]
+    changes, moved = tuple(compress(every, explaining)), tuple(compress(every, (not is_so for is_so in explaining)))
     # The instants, if they are not the same in both runs.
     moments = found[0].moment_before, found[0].moment_after
     elsewhere = moments if len(found) == 1 and found[0].elsewhere else None
@@ -141,23 +140,25 @@ def _of_summaries(before: Side, after: Side, categories: Sequence[Category]) -> 
     for category in () if categories else CATEGORIES:
         old, new = before.summary.most[category], after.summary.most[category]
         if old != new:
-            yield of_category(category, old, new)
+            yield GroupChange(category=category, before=old, after=new)
 
 
 def _in_a_module(run: JudgedRun, baseline: Side | None, module: str, key: str) -> GrownGroups:
     """The changes in a module, at the instant at which the module is measured."""
     category, after = Category(key), run.side.groups
     instant = _AFTER_BACKWARD if category is Category.GRADIENTS else _AFTER_FORWARD
-    held = () if after is None else _largest_first(groups_in_module(after.analysis, category, module))
+    held: tuple[Group, ...] = ()
+    if after is not None:
+        held = _largest_first(groups_among(after.analysis, in_module(after.analysis, category, module)))
     if baseline is None:
         return GrownGroups(instant=instant, held=held)
     if baseline.groups is None or after is None:
         by_module = _by_module(baseline, run.side, category, module)
         return GrownGroups(instant=instant, changes=_ordered(by_module), grouped=False, held=held)
-    renamed = renames_between(baseline, run.side)
+    renamed, earlier = renames_between(baseline, run.side), baseline.groups.analysis
     names = RenamedNames(renamed)
     old_names = (each.name for each in baseline.summary.modules if names.of(each.name) == module)
-    before = groups_in_module(baseline.groups.analysis, category, next(old_names, module))
+    before = groups_among(earlier, in_module(earlier, category, next(old_names, module)))
     return GrownGroups(instant=instant, changes=_ordered(changes_of(match(before, held, renamed))), held=held)
 
 
@@ -182,23 +183,24 @@ def _largest_first(groups: Iterable[Group]) -> tuple[Group, ...]:
 
 
 def _by_module(before: Side, after: Side, category: Category, wanted: str = "") -> Iterator[GroupChange]:
-    """The changes of ``category`` by module, as far as a summary knows them.
+    """The changes of ``category`` by module, from two summaries; only those inside the module ``wanted``, if given.
 
-    Bytes in no module are known only at another instant than the modules' bytes. If they changed too, the two cannot be
-    told apart, and the category is one change.
+    A summary has the modules' bytes at one instant and the category's most at another. If bytes outside of all modules
+    changed too, the two cannot be separated, and the category is one change.
     """
     old, new = _own(before, category), _own(after, category)
     if not wanted and old[""] != new[""]:
-        yield of_category(category, before.summary.most[category], after.summary.most[category])
+        yield GroupChange(category=category, before=before.summary.most[category], after=after.summary.most[category])
         return
     for name in {**old, **new}:
         inside = not wanted or (bool(name) if wanted == ROOT else f"{name}.".startswith(f"{wanted}."))
-        if old.get(name, 0) != new.get(name, 0) and inside:
-            yield replace(of_category(category, old.get(name, 0), new.get(name, 0)), module=name or None)
+        change = GroupChange(category=category, module=name or None, before=old.get(name, 0), after=new.get(name, 0))
+        if change.grown and inside:
+            yield change
 
 
 def _own(side: Side, category: Category) -> Mapping[str, int]:
-    """The bytes of each module without its submodules, and under the empty name the rest of the category's most."""
+    """The bytes of each module without its submodules; under the empty name the category's bytes in no module."""
     most = side.summary.most[category]
     if category not in OF_MODULE:
         return {"": most}
@@ -295,7 +297,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class CheckResult(Shown):
+class CheckResult(JsonDocument, Shown):
     """Whether a run keeps its budgets, and has not grown since its baseline.
 
     ``problems`` say why the run could not be judged: then the result is not ``ok``, whatever the budgets say.
@@ -329,18 +331,10 @@ class CheckResult(Shown):
         compared = (each for each in self.judged if each.limit_of is Limit.BASELINE)
         return tuple(each for each in compared if each.before and each.after is not None and each.after < each.before)
 
-    def to_json(self) -> str:
-        """The result as JSON text, as :func:`check_schema` describes it."""
-        return text_of(self)
-
 
 def check_schema() -> dict[str, Json]:
-    """The JSON Schema of :meth:`CheckResult.to_json`."""
-    return schema_of(
-        CheckResult,
-        title="ampmem check, version 1",
-        description="What `ampmem check --json` prints. Sizes are bytes; null is a value that is not known.",
-    )
+    """The JSON Schema of a :class:`CheckResult`."""
+    return schema_of_printed(CheckResult, SCHEMA, "ampmem check")
 
 
 def check_run(
@@ -364,12 +358,12 @@ def check_run(
     if run.problems:
         judged = [replace(each, kept=False) for each in judged]
     problems = (*run.problems, *unknown, *mistaken)
-    return CheckResult(
+    return like(
+        CheckResult,
+        run.summary,
         schema=SCHEMA,
         ampmem=__version__,
         label=run.side.label,
-        rank=run.summary.rank,
-        world_size=run.summary.world_size,
         ok=not broken and not problems,
         problems=problems,
         baseline=None if baseline is None else _baseline(run, baseline, allow),

@@ -82,7 +82,7 @@ def run_of(recording: Recording, label: str) -> JudgedRun:
     summary = summary_of(analysis)
     return JudgedRun(
         side=Side(label=label, summary=summary, groups=groups_of(analysis), arguments=recording.run.arguments),
-        allocated=_allocated(analysis),
+        allocated=int(analysis.sizes[analysis.peak]),
         growth=_growth(analysis),
         problems=(*_problems(summary), *_ending(recording, summary)),
         notes=recording.remarks,
@@ -111,13 +111,6 @@ def read_run(path: Path, label: str | None = None) -> JudgedRun:
     """
     name = label or path.name
     return run_of_side(replace(read_side(path), label=name)) if is_json(path) else run_of(read(path), name)
-
-
-def _allocated(analysis: Analysis) -> int:
-    layers, timeline = analysis.layers, analysis.timeline
-    series = timeline.total if layers is None else layers.allocated
-    spans = [map(timeline.position, (step.start_ns, step.end_ns)) for step in analysis.recording.steps]
-    return max(int(series[first : last + 1].max()) for first, last in spans)
 
 
 def _growth(analysis: Analysis) -> StepGrowth | None:
@@ -166,7 +159,10 @@ class NotMeasured(ValueError):
 
 
 def measured(run: JudgedRun, budget: Budget) -> int:
-    """The bytes of what ``budget`` limits; for ``growth`` per step. Raises :class:`NotMeasured`."""
+    """The bytes that ``budget`` limits, an upper bound on a simulated GPU; for ``growth`` per step.
+
+    Raises :class:`NotMeasured` if the run does not have them.
+    """
     summary, key = run.summary, budget.key
     if key == PEAK:
         return summary.whole.at_most
@@ -203,7 +199,7 @@ def least_of(run: JudgedRun, budget: Budget) -> int | None:
 
 
 def of_summary(summary: Summary, key: str) -> int:
-    """The bytes of a key in :data:`OF_SUMMARY`; for both kinds of copies together, the most of each.
+    """The bytes of a key in :data:`OF_SUMMARY`; for ``precision_copies`` the sum of the most of each kind.
 
     The peak is that of the whole run, without the assumptions about a simulated device, which code does not change.
     """
@@ -215,7 +211,7 @@ def of_summary(summary: Summary, key: str) -> int:
 
 
 def before_of(summary: Summary, budget: Budget) -> int | None:
-    """The bytes of what ``budget`` limits in a baseline; ``None`` if its summary does not have them."""
+    """The bytes in a baseline that ``budget`` limits; ``None`` if the baseline's summary does not have them."""
     try:
         return measured(JudgedRun(side=Side(label="", summary=summary, groups=None)), budget)
     except NotMeasured:

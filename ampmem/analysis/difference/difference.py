@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
@@ -14,7 +14,7 @@ import numpy as np
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.difference.matching import Kin, Match, Renamed, RenamedNames, match, renames
 from ampmem.analysis.difference.sides import Group, Moment, Side, makers_of
-from ampmem.analysis.jsonable import Json, OneOf, Signed, like, schema_of, text_of
+from ampmem.analysis.jsonable import Json, JsonDocument, OneOf, Signed, like, schema_of_printed
 from ampmem.analysis.modules import ROOT
 from ampmem.analysis.ops import user_frame
 from ampmem.analysis.summary import PLACES, PeakPlace
@@ -23,7 +23,7 @@ from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column
 from ampmem.names import of_all_layers
 from ampmem.output import Shown
-from ampmem.units import format_peak
+from ampmem.units import counted, format_peak
 from ampmem.vocabulary import Precision, SourceKind
 
 # What became of each group of allocations; changes that are alike in every layer are one.
@@ -97,7 +97,7 @@ class GroupChange:
 
 
 def changes_between(before: Sequence[Group], after: Sequence[Group]) -> tuple[GroupChange, ...]:
-    """The groups that grew or shrank between two instants of one run or two, the largest change first."""
+    """The groups that grew or shrank between two instants, of one run or of two; the largest change first."""
     return changes_of(match(before, after))
 
 
@@ -112,13 +112,11 @@ def largest_first(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
     return tuple(sorted(changes, key=lambda change: (-abs(change.grown), -change.grown)))
 
 
-def of_category(category: Category, before: int, after: int) -> GroupChange:
-    """The change of a whole category, if its groups are unknown."""
-    return GroupChange(category=category, before=before, after=after)
-
-
 def by_module(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
-    """``changes`` summed up by category and module: compiled code has other ops and functions, and names its model."""
+    """``changes`` summed up by category and module, to compare compiled code with code that is not compiled.
+
+    Compiled code has other ops and functions, but the same modules, apart from ``_orig_mod`` in their names.
+    """
     found: dict[tuple[Category, str | None], list[GroupChange]] = {}
     for change in changes:
         module = None if change.module is None else _WRAPPED.sub("", change.module).strip(".") or ROOT
@@ -128,8 +126,10 @@ def by_module(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
 
 
 def _sum(category: Category, module: str | None, changes: Sequence[GroupChange]) -> GroupChange:
-    return replace(
-        of_category(category, sum(each.before for each in changes), sum(each.after for each in changes)),
+    return GroupChange(
+        category=category,
+        before=sum(each.before for each in changes),
+        after=sum(each.after for each in changes),
         module=module,
         count_before=sum(each.count_before for each in changes),
         count_after=sum(each.count_after for each in changes),
@@ -164,19 +164,19 @@ def bytes_of(groups: Iterable[Group]) -> int:
 
 
 def _what_differs(pair: Match) -> tuple[Group, WhichRun]:
-    """The largest group that is not the same in the other run, as one function may allocate in several lines."""
+    """The largest group without an equal group in the other run, and its run: one function may have several lines."""
     old, new = pair.before, pair.after
     for lines in (True, False):
         old, new = _beside(old, new, lines=lines), _beside(new, old, lines=lines)
-    # If every group has its like, the sides differ in number only: any group of the larger side shows that.
+    # If every group has an equal one, the sides differ in number only: any group of the larger side shows that.
     shown, run = (new, WhichRun.AFTER) if new else (old, WhichRun.BEFORE)
     return max(shown, key=lambda group: group.bytes), run
 
 
 def _beside(groups: Sequence[Group], others: Sequence[Group], *, lines: bool) -> tuple[Group, ...]:
-    """The ``groups`` that have no like among ``others``; each of ``others`` is the like of one group only.
+    """The ``groups`` that have no equal group among ``others``; each of ``others`` equals one group only.
 
-    Likes are from the same code; with ``lines`` from the same lines, too.
+    Equal groups have the same op, type, shape, bytes and count; with ``lines`` the same stack, too.
     """
 
     def likeness(group: Group) -> Hashable:
@@ -313,7 +313,7 @@ SCHEMA = "ampmem.diff/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Difference(Shown):
+class Difference(JsonDocument, Shown):
     """The difference between two runs, at the peak of each or at the instant at which one category is largest."""
 
     schema: Annotated[str, OneOf((SCHEMA,))]
@@ -381,24 +381,15 @@ class Difference(Shown):
         before = old.phase, old.op, RenamedNames(self.renamed).of(old.module)
         return before != (new.phase, new.op, new.module)
 
-    def to_json(self) -> str:
-        """The difference as JSON text, as :func:`difference_schema` describes it."""
-        return text_of(self)
-
     def _in_short(self) -> str:
-        what, count = self.category or "peak", len(self.changes)
         before, after = map(format_peak, self.peaks)
         sizes = f"{before} in {self.label_before}, {after} in {self.label_after}"
-        return f"{what} {sizes}, {count} change{'' if count == 1 else 's'}"
+        return f"{self.category or 'peak'} {sizes}, {counted(len(self.changes), 'change')}"
 
 
 def difference_schema() -> dict[str, Json]:
-    """The JSON Schema of :meth:`Difference.to_json`."""
-    return schema_of(
-        Difference,
-        title="ampmem diff, version 1",
-        description="What `ampmem diff --json` prints. Sizes are bytes; null is a value that is not known.",
-    )
+    """The JSON Schema of a :class:`Difference`."""
+    return schema_of_printed(Difference, SCHEMA, "ampmem diff")
 
 
 def difference(before: Side, after: Side, *, category: Category | None = None) -> Difference:
@@ -449,7 +440,8 @@ def _of_categories(before: Side, after: Side, category: Category | None) -> tupl
     old, new = before.summary.peak.categories, after.summary.peak.categories
     if category is not None:
         old, new = {category: before.total(category)}, {category: after.total(category)}
-    return largest_first(of_category(each, size, new[each]) for each, size in old.items() if size != new[each])
+    found = ((category, size, new[category]) for category, size in old.items())
+    return largest_first(GroupChange(category=each, before=a, after=b) for each, a, b in found if a != b)
 
 
 # The most bytes held at any instant of the steps tell growth from a mere shift to another instant.
@@ -504,7 +496,7 @@ class _History:
         self._spans = [(position(step.start_ns), position(step.end_ns)) for step in analysis.recording.steps]
 
     def most(self, makers: Sequence[int]) -> Most:
-        """The most that ``makers`` held together."""
+        """The most bytes that ``makers`` (indices into :attr:`makers`) held together, and made in one step."""
         if not makers:
             return _NOTHING
         mine = np.concatenate([self._rows[self._starts[maker] : self._starts[maker + 1]] for maker in makers])

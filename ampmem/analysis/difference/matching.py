@@ -1,4 +1,4 @@
-"""Which groups of two runs are the same, whatever the checkouts, lines and names of modules."""
+"""Matches the groups of two runs, although lines, names of modules and the folder of the checkout may differ."""
 
 from __future__ import annotations
 
@@ -215,18 +215,19 @@ class _Run:
         return (group.category, self._names.of(group.name)) if group.name and group.category in _NAMED else None
 
     def functions(self, group: Group) -> Hashable:
-        return *self._identity(group), group.name, self._functions.of(group.stack)
+        """All functions in the stack, the op that saved the group, its op and its module."""
+        return *self.module_and_op(group), group.name, self._functions.of(group.stack)
 
     def own_function(self, group: Group) -> Hashable:
-        return *self._identity(group), group.name, self._functions.own(group.stack)
+        """As :meth:`functions`, with only the script's innermost function."""
+        return *self.module_and_op(group), group.name, self._functions.own(group.stack)
 
     def own_function_whoever_saved(self, group: Group) -> Hashable:
-        return *self._identity(group), self._functions.own(group.stack)
+        """As :meth:`own_function`, without the op that saved the group."""
+        return *self.module_and_op(group), self._functions.own(group.stack)
 
-    def op(self, group: Group) -> Hashable:
-        return self._identity(group)
-
-    def _identity(self, group: Group) -> tuple[object, ...]:
+    def module_and_op(self, group: Group) -> tuple[object, ...]:
+        """The category, the module and the op that made the group."""
         return group.category, self._names.of(group.module), group.op
 
 
@@ -237,7 +238,7 @@ _KEYS: tuple[tuple[Callable[[_Run, Group], Hashable], bool], ...] = (
     (_Run.functions, False),
     (_Run.own_function, False),
     (_Run.own_function_whoever_saved, False),
-    (_Run.op, False),
+    (_Run.module_and_op, False),
 )
 """The keys by which groups are matched, the surest first, and whether named groups use them too.
 
@@ -273,7 +274,7 @@ class Kin:
         self._places: dict[Callable[[_Run, Group], Hashable], tuple[_Places, _Places]] = {}
 
     def of(self, group: Group, *, gone: bool) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-        """The places in ``before`` and ``after`` of what is the same as ``group``, the surest likeness first.
+        """The indices in ``before`` and ``after`` of groups like ``group``, by each of :data:`_KEYS`, surest first.
 
         ``group`` is from the run before if it is ``gone``, else from the run after.
         """

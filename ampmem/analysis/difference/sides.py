@@ -12,7 +12,6 @@ import numpy as np
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.jsonable import NotOfThisKind, from_json, parsed
-from ampmem.analysis.modules import in_module
 from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge_all
 from ampmem.analysis.summary import SCHEMA, Summary, require_training, summary_of
@@ -84,11 +83,6 @@ def _moment(analysis: Analysis, position: int) -> Moment:
     step = [step for step in steps if analysis.timeline.position(step.start_ns) <= position][-1]
     phase, op, module = analysis.made_by(position, step)
     return Moment(step=step.index, phase=phase.name.lower(), op=op or None, module=module or None)
-
-
-def groups_in_module(analysis: Analysis, category: Category, name: str) -> tuple[Group, ...]:
-    """The allocations that the summary counts as ``category`` of the module ``name``, at the summary's instant."""
-    return groups_among(analysis, in_module(analysis, category, name))
 
 
 def groups_at(analysis: Analysis, position: int, category: Category | None = None) -> tuple[Group, ...]:
@@ -174,11 +168,11 @@ class Side:
         return self.groups.peak if category is None else self.groups.most[category]
 
     def total(self, category: Category | None) -> int:
-        """The bytes requested of these groups."""
+        """The bytes requested by the groups of :meth:`held`."""
         return self.summary.peak.bytes if category is None else self.summary.most[category]
 
     def moment(self, category: Category | None) -> Moment | None:
-        """The instant of these groups; ``None`` where not known."""
+        """The instant of the groups of :meth:`held`; ``None`` where not known."""
         if category is not None:
             return None if self.groups is None else self.groups.moments[category]
         peak = self.summary.peak

@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
-from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, like, named, schema_of, text_of
+from ampmem.analysis.jsonable import (
+    AtLeast,
+    Json,
+    JsonDocument,
+    OneOf,
+    Positive,
+    Signed,
+    like,
+    named,
+    schema_of_printed,
+)
 from ampmem.analysis.summary import DeviceSummary, Measured, Optimizer, PrecisionSummary, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName
@@ -258,7 +268,7 @@ class Alike:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Ranks(Shown):
+class Ranks(JsonDocument, Shown):
     """The merged view of the ranks of one job.
 
     The ranks' own peaks in the same step are compared: the peaks of two ranks need not be at the same instant.
@@ -300,10 +310,6 @@ class Ranks(Shown):
     remarks: tuple[str, ...]
     """Why the ranks may not be comparable, in words; empty if they are."""
 
-    def to_json(self) -> str:
-        """The merged view as JSON text, as :func:`ranks_schema` describes it."""
-        return text_of(self)
-
     def rank(self, number: int) -> Rank:
         """The rank ``number``. Raises ``KeyError`` if its recording was not read."""
         for rank in self.ranks:
@@ -329,12 +335,8 @@ class Ranks(Shown):
 
 
 def ranks_schema() -> dict[str, Json]:
-    """The JSON Schema of :meth:`Ranks.to_json`."""
-    return schema_of(
-        Ranks,
-        title="ampmem ranks, version 1",
-        description="What `ampmem show --ranks --json` prints. Sizes are bytes; null is what could not be measured.",
-    )
+    """The JSON Schema of :class:`Ranks`."""
+    return schema_of_printed(Ranks, SCHEMA, "ampmem show --ranks")
 
 
 # The spread of a size over ranks.

@@ -1,4 +1,4 @@
-"""What was seen of the parameters at one instant: the evidence for the static model's verdict."""
+"""The evidence for the static model's verdict: the parameters' memory, gradients, states and casts at one instant."""
 
 from __future__ import annotations
 
@@ -90,15 +90,15 @@ class Evidence:
     """The state of the parameters at one instant of one step.
 
     ``copied`` are parameters of modules that did not run. ``cast`` are the parameters that the step has cast by then;
-    ``casts_seen`` says whether the recording has casts of parameters, and all of them; ``named`` whether it is known
-    whose each cast is, which a snapshot does not tell. ``fates`` and ``states_fate`` say what became of the parameters'
-    tensors and of optimizer states. ``had_gradient`` names the parameters with a gradient before the instant,
-    ``sparse`` those with a sparse one, ``have_gradients`` those that ever have one, ``at_update`` those with one during
-    an update before the instant. ``updated`` says whether an
-    optimizer update was done by then, ``skipped`` whether a loss scaler skipped one. ``compiled`` says that compiled
-    code may have made unseen casts, ``functional`` that torch.func computed gradients. ``rounding`` is the allocator's
-    rounding of the static categories in bytes. ``untrained`` names the parameters of models that nothing trains, which
-    are not in ``parameters``. ``kept`` has, by parameter, the name of the optimizer state that has its memory.
+    ``casts_seen`` says that the recording has all casts of parameters; ``named`` that each cast's parameter is known,
+    which a snapshot does not tell. ``fates`` and ``states_fate`` say what became of the parameters' tensors and of
+    optimizer states. ``had_gradient`` names the parameters with a gradient before the instant, ``sparse`` those with a
+    sparse one, ``have_gradients`` those that ever have one, ``at_update`` those with one during an update before the
+    instant. ``updated`` says that an optimizer update was done by then, ``skipped`` that a loss scaler skipped one.
+    ``compiled`` says that compiled code may have made unseen casts, ``functional`` that torch.func computed gradients.
+    ``rounding`` is the allocator's rounding of the static categories in bytes. ``untrained`` names the parameters of
+    models that nothing trains, which are not in ``parameters``. ``kept`` has, by parameter, the name of the optimizer
+    state that has its memory.
     """
 
     parameters: tuple[ParameterRecord, ...]
@@ -156,13 +156,20 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
     gradients = facts.fact == Fact.GRADIENT
     # The integer tensors of a gradient are the indices of a sparse one.
     indices = np.array([text in ("int32", "int64") for text in recording.texts], dtype=np.bool_)[facts.dtype]
+    alive_parameters = alive & history.classes.of(Category.PARAMETERS)
+    # The memory of some optimizer states is, or becomes, a parameter's.
+    of_parameters = _memories(history, alive_parameters, Fact.OPTIMIZER_STATE)
+    states_in_parameters = (StateName.read(text) for memory in of_parameters for text in memory.names)
     return Evidence(
         parameters=history.parameters,
         live=history.timeline.breakdown(position),
         memories={name: _memories(history, alive & history.classes.of(name), fact) for name, fact in _LINKS.items()},
-        copied=_copied(history, alive),
+        copied=tuple(memory for memory in _memories(history, alive_parameters, Fact.PARAMETER_COPY) if memory.names),
         fates={name: _fates(history, fact, position) for name, fact in _LINKS.items()},
-        states=_states(history, alive & history.classes.of(Category.OPTIMIZER_STATE)),
+        states=tuple(
+            StateMemory(bytes=memory.bytes, names=tuple(map(StateName.read, memory.names)))
+            for memory in _memories(history, alive & history.classes.of(Category.OPTIMIZER_STATE), Fact.OPTIMIZER_STATE)
+        ),
         states_fate=_fates(history, Fact.OPTIMIZER_STATE, position),
         copies=_copies(history, ledger, alive, instant_ns, step),
         cast=_cast(history, ledger, step, position),
@@ -179,7 +186,7 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
         compiled=casts_compiled(recording.notes),
         functional=FUNCTIONAL in recording.notes,
         untrained=history.untrained,
-        kept=_state_that_is_parameter(history, alive),
+        kept={state.parameter: state.state for state in states_in_parameters},
     )
 
 
@@ -233,6 +240,7 @@ def fits(size: int, owner: ParameterRecord) -> bool:
 
 
 def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemory, ...]:
+    """The allocations in ``mine`` with the names that facts of the kind ``fact`` give them."""
     facts, texts = history.facts, history.recording.texts
     names: dict[int, dict[str, str]] = {int(allocation): {} for allocation in np.flatnonzero(mine)}
     further: dict[int, set[str]] = {allocation: set() for allocation in names}
@@ -253,29 +261,10 @@ def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemo
     )
 
 
-def _copied(history: MemoryHistory, alive: Mask) -> tuple[NamedMemory, ...]:
-    """The parameters' memory that belongs to modules that did not run."""
-    memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.PARAMETER_COPY)
-    return tuple(memory for memory in memories if memory.names)
-
-
-def _state_that_is_parameter(history: MemoryHistory, alive: Mask) -> dict[str, str]:
-    """By parameter, the name of the optimizer state whose memory is, or becomes, the parameter's."""
-    memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.OPTIMIZER_STATE)
-    states = (StateName.read(text) for memory in memories for text in memory.names)
-    return {state.parameter: state.state for state in states}
-
-
-def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:
-    return tuple(
-        StateMemory(bytes=memory.bytes, names=tuple(map(StateName.read, memory.names)))
-        for memory in _memories(history, mine, Fact.OPTIMIZER_STATE)
-    )
-
-
 def _copies(
     history: MemoryHistory, ledger: CastLedger, alive: Mask, instant_ns: int, step: int
 ) -> dict[str, list[Copy]]:
+    """The cast copies that are alive at ``instant_ns``, by parameter."""
     cached = ledger.in_cache(history, instant_ns)
     found: dict[str, list[Copy]] = {}
     for place in np.flatnonzero(alive[ledger.allocation] & ~ledger.overwritten).tolist():
@@ -301,6 +290,7 @@ def _cast(history: MemoryHistory, ledger: CastLedger, step: int, position: int) 
 
 
 def _fates(history: MemoryHistory, fact: Fact, position: int) -> Fates:
+    """The names in facts of the kind ``fact`` whose memory was freed before ``position``, or born after it."""
     facts, lifetimes, texts = history.facts, history.lifetimes, history.recording.texts
     rows = facts.fact == fact
     name, allocation = facts.name[rows], facts.allocation[rows]

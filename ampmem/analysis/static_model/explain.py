@@ -373,7 +373,7 @@ def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float, record
 
 
 def shared(record: ParameterRecord) -> TermKind:
-    """The reason for a tensor for those elements of ``record`` that an earlier parameter has too."""
+    """The kind of term for the elements of ``record`` that an earlier parameter has too: one tensor for each name."""
     return TermKind.OVERLAPPING if record.shares is None else TermKind.TIED
 
 
@@ -463,7 +463,7 @@ class _States:
 
 
 class _ParametersFate:
-    """What became of missing state, as far as it was seen."""
+    """The reasons for missing optimizer state, as far as the hooks saw them."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence

@@ -150,9 +150,9 @@ def state_to_come(history: MemoryHistory, position: int, parameters: Collection[
 
 
 def _models_by_number(history: MemoryHistory) -> Mapping[int | None, OptimizerModel | None]:
-    """What each optimizer keeps per parameter after an update; waiting optimizers come after those that stepped.
+    """The model of each optimizer by number, optimizers that have not stepped yet last; ``None`` if unknown.
 
-    In the middle of a first update only the state of most parameters tells; ``None`` if it does not.
+    During an optimizer's first update some of its parameters have no state yet, so the largest model counts.
     """
     recording, of = history.recording, optimizers_of(history).of
     found: dict[int | None, OptimizerModel | None] = {}
@@ -214,7 +214,7 @@ def _models(
 
 
 def _settle_small(states: Sequence[_Seen]) -> None:
-    """Decide which small tensors are states: those whose key and size per element are also a larger parameter's."""
+    """Count small tensors as states, not scalars, if a larger parameter has a state with their key and element size."""
     larger = {
         (key, size) for state in states for key, sizes in state.sizes.items() for size in sizes - {0, _OTHER_SHAPE}
     }
@@ -225,7 +225,7 @@ def _settle_small(states: Sequence[_Seen]) -> None:
 
 
 def _is_kept(form: OptimizerModel, state: _Seen) -> bool:
-    """Whether the tensors seen are those of ``form``: each of its states is there, in its type."""
+    """Whether the tensors in ``state`` are those of the model ``form``: each of its states, in its type."""
     if not state.keys & {part.name for part in form.states}:
         return False
     for part in form.states:
@@ -238,7 +238,7 @@ def _is_kept(form: OptimizerModel, state: _Seen) -> bool:
 
 
 def _as_seen(optimizer: OptimizerRecord, state: _Seen) -> OptimizerModel:
-    """The model made of what ``optimizer`` was seen to keep per element of a parameter."""
+    """A model for an ``optimizer`` of unknown class, from the tensors in ``state`` that it keeps for a parameter."""
     states = tuple(
         StateTensor(name=key, elements=1.0, itemsize=next(iter(sizes)))
         for key, sizes in state.sizes.items()
@@ -454,7 +454,7 @@ def _is_inference(history: MemoryHistory) -> bool:
 
 
 def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
-    """The problem if a mark has nothing of the model's parameters: then the sums have them somewhere else."""
+    """The problem that no memory at some mark was recognised as the model's parameters; ``None`` without it."""
     for mark, seen in evidence.items():
         size = sum(own_bytes(record) for record in seen.parameters)
         swapped = seen.live[Category.MASTER_COPIES] and seen.fates[Category.PARAMETERS].gone

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 
 class Category(StrEnum):
-    """The category of an allocation, which the analysis concludes; the values are the keys of the summary."""
+    """The category of an allocation; the values are the keys of the summary."""
 
     PARAMETERS = "parameters"
     UNTRAINED = "untrained"

@@ -1,4 +1,4 @@
-"""Which category an allocation is in: ordered rules, of which the first that matches decides.
+"""Finds the category of each allocation by ordered rules: the first rule that matches decides.
 
 A rule looks at the facts and lifetimes of all allocations at once and returns a mask.
 """
@@ -291,10 +291,10 @@ def view_of(
 
 
 def _prefetched(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> Mask:
-    """The allocations made outside modules that only a later step uses, and all that the same line makes.
+    """Which allocations are prefetched batches: made outside of modules and used by a later step only.
 
-    The batch after the last step has no later step, so the line that made it tells what it is; in a single step, that
-    it is as large as the batch before.
+    The batch after the last step has no later step: it is recognised by the line that made earlier batches, or in a
+    recording of one step by the size of that step's batch.
     """
     outside = np.isin(lifetimes.phase, (Phase.FORWARD, Phase.BETWEEN)) & (lifetimes.module == 0) & (lifetimes.step >= 0)
     ends = _step_ends(lifetimes.step, recording.steps)
@@ -317,6 +317,7 @@ _LOADS = tuple(f"aten::{op}" for op in ("_to_copy", "rand", "randn", "randint", 
 
 
 def _lines(lifetimes: Lifetimes) -> Column:
+    """For each allocation a number for the line of code that made it: equal numbers, equal op, module and stack."""
     # Without stacks the size stands for the line.
     size = np.where(lifetimes.stack == 0, lifetimes.bytes, 0)
     where = np.stack([lifetimes.op, lifetimes.module, lifetimes.phase, lifetimes.stack, size])

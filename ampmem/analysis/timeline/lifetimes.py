@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
@@ -115,7 +116,12 @@ def pair(events: EventColumns) -> Lifetimes:
     wrong = first & ~birth
     wrong[1:] |= ~first[1:] & (birth[1:] == birth[:-1])
     if wrong.any():
-        _refuse(events, int(order[wrong].min()))
+        index = int(order[wrong].min())
+        what = "freed before it was allocated" if events.action[index] == Action.FREE else "allocated twice"
+        raise RecordingError(
+            f"the recording is damaged: event {index} says that address {int(events.address[index]):#x} was {what}; "
+            "record the run again"
+        )
     at = np.flatnonzero(birth)
     # The event after a birth at the same address is its free.
     freed = np.append(~first[1:], False)[at]
@@ -124,14 +130,6 @@ def pair(events: EventColumns) -> Lifetimes:
     died[freed] = order[at[freed] + 1]
     by_birth = np.argsort(born)
     return _lifetimes(events, born[by_birth], died[by_birth])
-
-
-def _refuse(events: EventColumns, index: int) -> None:
-    what = "freed before it was allocated" if events.action[index] == Action.FREE else "allocated twice"
-    raise RecordingError(
-        f"the recording is damaged: event {index} says that address {int(events.address[index]):#x} was {what}; "
-        "record the run again"
-    )
 
 
 def _lifetimes(events: EventColumns, born: Column, died: Column) -> Lifetimes:
@@ -239,20 +237,15 @@ def tensors_of(lifetimes: Lifetimes, facts: JoinedFacts, texts: Sequence[str]) -
         return Tensors(dtype=dtype, shape=shape)
     about, said = facts.allocation[rows], facts.dtype[rows]
     fills = tensor_sizes(said, facts.shape[rows], texts) == lifetimes.bytes[about]
-    order = np.lexsort((np.arange(len(rows)), _ranks()[facts.fact[rows]], ~fills, about))
+    trust = np.full(max(Fact) + 1, len(_BEST), dtype=np.int64)  # facts that are not in _BEST come last
+    trust[list(_BEST)] = np.arange(len(_BEST))
+    order = np.lexsort((np.arange(len(rows)), trust[facts.fact[rows]], ~fills, about))
     mine, start = np.unique(about[order], return_index=True)
     best = order[start]
     agreed = np.minimum.reduceat(said[order], start) == np.maximum.reduceat(said[order], start)
     dtype[mine] = np.where(fills[best] | agreed, said[best], 0)
     shape[mine] = np.where(fills[best], facts.shape[rows][best], 0)
     return Tensors(dtype=dtype, shape=shape)
-
-
-def _ranks() -> Column:
-    """The place of each fact in the order of trust; facts that are not in it come last."""
-    ranks = np.full(max(Fact) + 1, len(_BEST), dtype=np.int64)
-    ranks[list(_BEST)] = np.arange(len(_BEST))
-    return ranks
 
 
 def tensor_sizes(dtype: Column, shape: Column, texts: Sequence[str]) -> Column:
@@ -267,7 +260,5 @@ def tensor_sizes(dtype: Column, shape: Column, texts: Sequence[str]) -> Column:
 def _size(itemsize: int | None, shape: tuple[int, ...] | None) -> int:
     if itemsize is None or shape is None:
         return -1
-    size = itemsize
-    for length in shape:
-        size *= length
+    size = itemsize * math.prod(shape)
     return size if size < 1 << 63 else -1

@@ -1,4 +1,4 @@
-"""The marks of a step: the instants at which its memory is looked at."""
+"""The marks of a step: the ends of forward, backward and update, at which its live memory is compared."""
 
 from __future__ import annotations
 
@@ -105,5 +105,7 @@ def phase_at(phases: PhaseColumns, instant_ns: int) -> Phase:
 
 
 def _marks_before(rows: PhaseRows, step: StepRecord, failed: int) -> Instants:
-    reached = ((name, getattr(instants(rows, step), name)) for name in STEP_MARKS)
+    """The marks that ``step`` reached before memory ran out at ``failed`` ns."""
+    found = instants(rows, step)
+    reached = ((name, getattr(found, name)) for name in STEP_MARKS)
     return Instants(**{name: None if at is None or at > failed else at for name, at in reached})

@@ -30,6 +30,7 @@ from ampmem.output import Terminal, printable
 from ampmem.recorder.marker import step_on_text
 from ampmem.recorder.script import STDIN, standard_input
 from ampmem.reporters.text.plain_text import shorten
+from ampmem.units import counted
 from ampmem.vocabulary import Device, Files, Precision
 
 STEPS = 2
@@ -89,7 +90,7 @@ class CountedRuns(ProgressLine):
 
     def doing(self, what: str) -> None:
         """Show how far a run has got."""
-        made = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
+        made = f"{counted(self._count, 'run')} made; " if self._count else ""
         self.now(f"{made}{what}{self._rest}")
 
 
@@ -204,9 +205,9 @@ def run_at_once(
     jobs: int,
     due: Callable[[], Iterable[_Run]],
     make: Callable[[_Run, Children], _Made],
-    take: Callable[[_Run, _Made], None],
+    on_result: Callable[[_Run, _Made], None],
 ) -> None:
-    """Make the runs that are ``due``, ``jobs`` at once, until there are none; ``take`` gets the result of each.
+    """Make the runs that ``due`` names, ``jobs`` at once, until it names none; ``on_result`` gets each result.
 
     ``due`` may name runs that are being made. No process is left behind.
     """
@@ -221,7 +222,7 @@ def run_at_once(
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     run = running.pop(future)
-                    take(run, future.result())
+                    on_result(run, future.result())
         except BaseException:
             children.end(running)
             raise
@@ -351,7 +352,7 @@ def for_several_runs(script: ScriptOptions) -> ScriptOptions:
 
 
 def say_protected(script: ScriptOptions) -> None:
-    """Say before the runs that files are protected on a real device, where ``ampmem profile`` writes, and how well."""
+    """Say on a real device that files are protected, unlike with ``ampmem profile``, and the protection's limits."""
     if not script.protects:
         return
     if script.device is not Device.SIMULATED:
@@ -367,7 +368,7 @@ _PROTECTED = (
 
 
 def misplaced(script: ScriptOptions, ended: ChildEnd) -> str:
-    """The words of :func:`misplaced_option` for a child that ended with 2; its last output line is the reason."""
+    """The hint of :func:`misplaced_option` for a child that ended with exit code 2; its last line is the reason."""
     return misplaced_option(script, ended.tail[-1]) if ended.code == USAGE and ended.tail else ""
 
 

@@ -22,6 +22,7 @@ from ampmem.names import RAN_ON, RAN_ON_FAILED, RAN_ON_PREDICTED
 from ampmem.output import sized
 from ampmem.recorder.script import Target
 from ampmem.recording import add_ending
+from ampmem.units import counted
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
@@ -135,7 +136,7 @@ _ONLY_ON_A_GPU = "FSDP needs a non-CPU accelerator device"
 
 
 def say_of_files(plan: Plan, failure: BaseException | None, audience: Audience) -> None:
-    """Keep what the script has written, if asked for, and say what became of it; ``failure`` ended the script."""
+    """Copy the files that the script has written to ``--keep-files``, and say so; ``failure`` ended the script."""
     if why := plan.protected.why(failure):
         audience.complain(why)
     if line := plan.keep_written():
@@ -186,7 +187,7 @@ def why_not_stopped(path: Path, stopper: Stopper) -> str:
 
 def what_was_recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
     """What was recorded, and how the script ended; ``stopper`` is what stopped it, if it was to be stopped."""
-    message = f"recorded {_steps(session)} in {sized(path, session.options.path)}"
+    message = f"recorded {counted(session.outcome.recorded, 'step')} in {sized(path, session.options.path)}"
     if session.outcome.stopped_by:
         message += f"; then {session.outcome.stopped_by}"
     elif session.outcome.unfinished is not None:
@@ -217,23 +218,22 @@ def left_by_failure(session: Session, path: Path, stopper: Stopper, *, later: bo
 
     ``later`` says that memory ran out after the recorded steps.
     """
-    there = sized(path, session.options.path)
+    there, recorded = sized(path, session.options.path), session.outcome.recorded
     if stopper.caught:
         return (
-            f"recorded {_steps(session)} in {there}; the script caught the stop {_times(stopper.caught)}, {_CATCHES}, "
-            "went on, and then failed"
+            f"recorded {counted(recorded, 'step')} in {there}; the script caught the stop {_times(stopper.caught)}, "
+            f"{_CATCHES}, went on, and then failed"
         )
-    ended = _steps(session, "finished ")
+    ended, show = counted(recorded, "finished step"), f"(ampmem show {quote(str(path))})"
     if session.outcome.unfinished is not None:
         rest = "what was recorded until then"
-        said = f"{ended}, and {rest}, are" if session.outcome.recorded else f"{rest} is"
-        return f"the script failed: out of memory; {said} in {there} (ampmem show {quote(str(path))})"
-    if session.outcome.recorded:
-        if later:
-            said = f"{_steps(session)} and the request that failed later are in {there}"
-            return f"the script failed after the recorded steps; {said} (ampmem show {quote(str(path))})"
-        be = "is" if session.outcome.recorded == 1 else "are"
-        return f"the script failed; {ended} {be} in {there} (ampmem show {quote(str(path))})"
+        said = f"{ended}, and {rest}, are" if recorded else f"{rest} is"
+        return f"the script failed: out of memory; {said} in {there} {show}"
+    if recorded and later:
+        said = f"{counted(recorded, 'step')} and the request that failed later are in {there}"
+        return f"the script failed after the recorded steps; {said} {show}"
+    if recorded:
+        return f"the script failed; {ended} {'is' if recorded == 1 else 'are'} in {there} {show}"
     discard(session)
     return f"the script failed before a step had finished: nothing was recorded{_instead(session)}"
 
@@ -263,11 +263,11 @@ def predicted(simulation: Simulation, *, failed: bool) -> str:
 
 
 def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -> bool:
-    """Note in a recording that ended before its script what is about the whole run and what about its steps.
+    """Add the rest of the run to a recording that ended before its script; returns whether memory ran out in the rest.
 
-    A simulated device was there to the end, so its prediction is about the whole run. ``ran_on`` says for other devices
-    that the script was not stopped. Returns whether memory ran out after the recorded steps, which is then noted in the
-    recording.
+    A simulated device saw the whole run: its prediction, a failed request and the script's failure are added, and notes
+    that say which numbers are about the whole run. For other devices ``ran_on`` says that the script was not stopped,
+    which a note then says.
     """
     outcome, path, writer = session.outcome, session.options.path, session.writer
     if writer is None or not outcome.recorded or outcome.recorded != session.options.steps or not path.exists():
@@ -305,11 +305,6 @@ def show_shortage(recording: Path, audience: Audience) -> None:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _steps(session: Session, which: str = "") -> str:
-    count = session.outcome.recorded
-    return f"{count} {which}step{'' if count == 1 else 's'}"
 
 
 # Scripts for a GPU, where torch sees none.

@@ -35,9 +35,9 @@ _NO_FILES = re.compile(
 _LEFT = re.compile(r"/(proc|sys|dev|run)(/|$)")
 """Folders whose files do not outlive a reboot; processes communicate through them, which overlays would prevent."""
 _STAGES = ("/srv", "/media", "/mnt", "/opt", "/boot", "/home")
-"""Folders of which root covers the first that is not needed meanwhile, while the namespace is prepared.
+"""Candidates for the mount point of the memory for writes, when root prepares the namespace; the first unused one.
 
-A user covers /sys, which is not changed; root needs /sys to bind it below the new root.
+A user mounts it at /sys, where nothing is written; root needs /sys itself, to bind it below the new root.
 """
 
 
@@ -169,9 +169,9 @@ def _sockets() -> Iterator[dict[str, int]]:
 
 
 def _stage(needed: Sequence[str]) -> str:
-    """A folder of :data:`_STAGES` without a ``needed`` path at or below it; empty, as no mount takes it, if none is.
+    """A folder of :data:`_STAGES` without a ``needed`` path at or below it; empty if there is none.
 
-    So a machine without one gets the next best protection, and no error of ampmem's own.
+    Mounting at an empty path fails, so such a machine gets the next best protection.
     """
     free = (each for each in _STAGES if not any(_is_below(f"{path}/", each) for path in needed))
     return next((each for each in free if Path(each).is_dir()), "")
@@ -203,7 +203,7 @@ def _enter_root(root: str) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Give up what a new user namespace grants: the script would otherwise write files that are read-only for it."""
+    """Give up the capabilities of a new user namespace, with which the script could write its read-only files."""
     header = ctypes.create_string_buffer(struct.pack("II", 0x20080522, 0), 8)
     _check(_LIBC.capset(header, ctypes.create_string_buffer(24)), "capset")
 

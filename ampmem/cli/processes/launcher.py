@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, NoReturn
 
+from ampmem.analysis.jsonable import like
 from ampmem.cli.options import ScriptOptions
 from ampmem.cli.processes.children import profile_arguments
 from ampmem.cli.processes.plan import Plan, names_in, ranks_left
@@ -33,7 +34,7 @@ _PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
 }
 """The known launchers, and the functions that read their command lines."""
 _HOW = ("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path")
-"""Launchers' options that say how the script is started."""
+"""Launchers' options for the way of starting the script; ampmem replaces them by ``--no-python``."""
 _ALONE = (
     "a simulated GPU needs no other processes: run the script in one process, and give the number of ranks with "
     "--world-size"
@@ -68,7 +69,7 @@ def check_processes(script: ScriptOptions, command: str) -> None:
 
 
 def check_ranks(plan: Plan) -> None:
-    """Raise :class:`UsageError` for options that several ranks cannot have."""
+    """Raise :class:`UsageError` for options of ``plan`` that do not work with several processes."""
     script = plan.script
     if not script.as_module and script.script_or_module in _COMMANDS and not Path(script.script_or_module).exists():
         raise UsageError(
@@ -138,13 +139,9 @@ def split(module: str, arguments: Sequence[str]) -> CommandLine:
 
 
 def _torchrun(script: ScriptOptions) -> CommandLine:
-    """The command line that runs ``script`` in as many processes as asked for, on this machine only."""
-    return CommandLine(
-        options=("--standalone", "--nproc-per-node", str(script.nproc_per_node)),
-        script=script.script_or_module,
-        as_module=script.as_module,
-        arguments=script.arguments,
-    )
+    """torchrun's command line that runs ``script`` in ``--nproc-per-node`` processes on this machine."""
+    options = ("--standalone", "--nproc-per-node", str(script.nproc_per_node))
+    return like(CommandLine, script, options=options, script=script.script_or_module)
 
 
 def _worker(plan: Plan, given: CommandLine, names: Path) -> list[str]:

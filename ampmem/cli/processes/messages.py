@@ -41,7 +41,7 @@ class StepEnded:
 
 
 class Audience:
-    """The audience of ``ampmem profile``; what is not for it is dropped."""
+    """The reader of ``ampmem profile``'s messages; a message that is not for this kind of reader is dropped."""
 
     @property
     def screen(self) -> TextIO | None:
@@ -49,27 +49,27 @@ class Audience:
         return None
 
     def say(self, message: str) -> None:
-        """A message for people only, in one line."""
+        """Print a message in one line, for people only."""
 
     def complain(self, message: str) -> None:
-        """A message about a problem, for people only, in one line."""
+        """Print a message about a problem in one line, for people only."""
 
     def show(self, text: str) -> None:
-        """Tables, for people only."""
+        """Print tables, for people only."""
 
     def step(self, ended: StepEnded) -> None:
         """Report a step, to show how far the script has got."""
         raise NotImplementedError
 
     protected = UNPROTECTED
-    """How files are protected from the script, and by which paths ampmem reaches them."""
+    """The protection of files from the script, and the paths by which ampmem reaches them."""
 
     def reach(self, protected: Protected) -> None:
-        """Speak as a process whose files are ``protected``: of files by the user's names for them."""
+        """Use the user's names of files in messages: by now the files are ``protected`` and have other paths here."""
         self.protected = protected
 
     def failed(self, failure: FailureRecord) -> None:
-        """Report what ended the script, or why it cannot be recorded; a person has the traceback or the complaint."""
+        """Report the script's failure, or why it cannot be recorded, to a program; people see the traceback instead."""
 
 
 class Person(Audience):
@@ -191,5 +191,5 @@ class OfRank(Person):
 
 
 def exit_of_rank(error: AmpmemError) -> click.exceptions.Exit:
-    """How a rank exits: one with nothing to record has a script that ended well, and must not end the others."""
+    """The exit of a rank that is not recorded: 0 if there was nothing to record, as a launcher would end all ranks."""
     return click.exceptions.Exit(0 if isinstance(error, NothingRecorded) else error.exit_code)

@@ -1,9 +1,9 @@
-"""What the command line of ``ampmem profile`` asks for, and the names of the files that it records to.
+"""The command line of ``ampmem profile``, and the names of the files that it records to.
 
-All ranks of a job record under one name, each with its own rank in it, and find it without asking each other: a rank
-claims only its own file's name. It takes the first number with a file of its job, or without a file of any of the
-machine's ranks. The folder is locked while a rank looks and claims, so ranks of a job cannot take different numbers,
-nor two jobs the same.
+All ranks of a job record under one name and one number, each with its own rank in the file's name, without asking each
+other. A rank takes the first number with which a file of its job exists, or with which no rank of this machine has a
+file, and claims only its own file. The folder is locked meanwhile, so ranks of a job cannot take different numbers,
+and two jobs cannot take the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampmem.cli.options import ScriptOptions, assumed_data, parse_limit
+from ampmem.cli.options import ScriptOptions, assumed_data, parse_size
 from ampmem.cli.processes.protection import UNPROTECTED, Protected, new_folder, protect
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
@@ -35,6 +35,7 @@ from ampmem.recording import (
     remove_claim,
     remove_left_over,
 )
+from ampmem.units import counted
 from ampmem.vocabulary import COMPILED
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _near(path: Path) -> Path:
 
 
 def ranks_left(names: Sequence[Path], protected: Protected = UNPROTECTED) -> list[str]:
-    """What the ranks recorded to ``names``, and how to look at it."""
+    """The lines about the ranks' recordings ``names``: missing ones, and the command that shows the others."""
     there = [protected.named(name) for name in names if name.exists()]
     lines = [f"{protected.named(name)} is missing: that rank left no recording" for name in names if not name.exists()]
     found = rank_of(there[0]) if there else None
@@ -149,7 +150,7 @@ def claim_rank(job: Callable[[int], Path], launched: Launched, *, only: bool = F
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """A block in which no other rank looks for a name in ``folder``, if folders can be locked."""
+    """Lock ``folder`` for the block, so that no other rank looks for a name there; without effect if it cannot be."""
     descriptor = None
     with suppress(OSError):  # creating the file will report a missing folder
         descriptor = os.open(folder, os.O_RDONLY)
@@ -162,9 +163,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _claim(names: Sequence[Path], own: Path, job: str) -> bool:
-    """Claim ``own``, unless one of ``names`` belongs to another job only, or this rank has recorded there already.
+    """Claim ``own``; returns whether that worked: not if another job has one of ``names``, or this rank has ``own``.
 
-    Claims of dead ranks are removed.
+    ``names`` are the files of this machine's ranks. Claims of dead ranks are removed.
     """
     # The job that recorded or claimed the file, if known.
     ours = bool(job) and any((claimed_for(name) or job_of(name)) == job for name in names if name.exists())
@@ -213,9 +214,9 @@ class Plan:
         return rank_file(path, self.script.rank or 0, size)
 
     def protect(self, path: Path) -> Plan:
-        """The plan for the process in which the script runs, with the user's files protected if it asks for that.
+        """Protect the user's files if the command line says so; returns the plan with the protection.
 
-        ``path`` is the recording. This process may be continued by a child (:func:`~protection.protect`).
+        ``path`` is the recording. The script may continue in a child of this process (:func:`~protection.protect`).
         """
         script = self.script
         if self.protected.active or not script.protects:
@@ -229,7 +230,7 @@ class Plan:
         claimed = [path.absolute()] if self.numbered else []
         cache = self._compiled()
         own = [] if cache is None else [cache]
-        limit = parse_limit(script.files_limit)
+        limit = parse_size(script.files_limit, "--files-limit")
         found = protect(tuple(dict.fromkeys(folders)), limit, claimed, keep, own)
         reach_by(found.real)
         return replace(self, protected=found, script=replace(script, keep_files=keep))
@@ -246,7 +247,10 @@ class Plan:
         return _near(self.protected.named(path))
 
     def keep_written(self) -> str:
-        """Keep what the script has written, if asked for; returns what became of it. The launcher does it for ranks."""
+        """Copy the files that the script has written to ``--keep-files``; returns a line about the files or their loss.
+
+        A rank does nothing, as its launcher does it.
+        """
         protected, keep = self.protected, self.script.keep_files
         if self.launched is not None:
             return ""
@@ -256,7 +260,7 @@ class Plan:
             number = protected.keep(protected.real(keep))
         except OSError as error:
             return f"could not keep all files that the script wrote in {keep}: {error.strerror}"
-        return f"kept {number} file{'' if number == 1 else 's'} that the script wrote in {keep}" if number else ""
+        return f"kept {counted(number, 'file')} that the script wrote in {keep}" if number else ""
 
     def find(self, suffix: str = "") -> tuple[Target, str]:
         """The script, and its title with ``suffix``, which names the recording. Checks all files to write."""
@@ -275,7 +279,7 @@ class Plan:
 
     @property
     def numbered(self) -> bool:
-        """Whether an existing recording makes this one take another name."""
+        """Whether the recording gets a number in its name if the name is taken: without ``-o`` and ``--force``."""
         return self.output is None and not self.script.force
 
     def place(self, title: str, *, spawns: bool = False) -> tuple[Path, str]:
@@ -348,7 +352,7 @@ class Plan:
 
 
 def forget(plan: Plan, path: Path) -> None:
-    """Remove what was claimed for the recording at ``path``, which was not begun."""
+    """Remove the claim and the empty file of the recording at ``path``, which was not begun."""
     path = plan.protected.real(path)
     remove_empty([path] if plan.numbered else [])
     remove_claim(path)
@@ -356,7 +360,7 @@ def forget(plan: Plan, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What a spawned process gets: the command line, the script's name, and a ``folder`` to communicate through."""
+    """The message to a spawned process: the command line, the script's name, and a ``folder`` for communication."""
 
     plan: Plan
     title: str

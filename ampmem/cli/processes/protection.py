@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from ampmem.cli.processes import kernel
 from ampmem.output import copy_with_holes, remove_empty
 from ampmem.patching import patch
-from ampmem.units import format_bytes
+from ampmem.units import counted, format_bytes
 
 _INHERITED = "AMPMEM_PROTECTED"
 """The variable by which a launcher passes its protection to the processes that it starts."""
@@ -51,7 +51,7 @@ _LIMITS = {
     Way.PYTHON: "this machine allows neither overlays nor Landlock, so files are protected from Python's own functions "
     "only: compiled code (C, C++, Rust) and programs that the script starts can still change them",
 }
-"""What a user has to know of the weaker ways."""
+"""By way, the limits of the protection that a user must know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class Protected:
 
     @property
     def by_kernel(self) -> bool:
-        """Whether every writer is kept from them, native ones included."""
+        """Whether the kernel protects the files, and so from native code and other programs too."""
         return self.way in (Way.OVERLAY, Way.LANDLOCK)
 
     @property
     def limits(self) -> str:
-        """What a user has to know before the run; empty for overlays, which the script does not notice."""
+        """The limits of the protection, for the user; empty for overlays, which the script does not notice."""
         return _LIMITS.get(self.way, "").format(scratch=self.scratch)
 
     def real(self, path: Path) -> Path:
@@ -125,7 +125,7 @@ class Protected:
         return space.f_bavail * space.f_frsize < self.limit // 256
 
     def why(self, failure: BaseException | None) -> str:
-        """The protection's part in a ``failure`` of the script, and what to do; empty if there is none."""
+        """The message that the protection caused the script's ``failure``, and what to do; empty if it did not."""
         short = isinstance(failure, OSError) and (failure.errno == errno.ENOSPC or "free space" in str(failure))
         if self.way is Way.OVERLAY and (short or self.full()):  # libraries report a full disk by errors of their own
             return (
@@ -159,10 +159,10 @@ class Protected:
         sizes = [path.stat().st_size for _, path in self.files()]
         if not sizes:
             return ""
-        files = "1 file" if len(sizes) == 1 else f"{len(sizes):,} files"
         be = "is" if len(sizes) == 1 else "are"
         return (
-            f"the script wrote {files} ({format_bytes(sum(sizes))}), which {be} gone now: your own files are as "
+            f"the script wrote {counted(len(sizes), 'file')} ({format_bytes(sum(sizes))}), which {be} gone now: your "
+            "own files are as "
             "before (--keep-files DIR keeps what is written)"
         )
 
@@ -170,7 +170,7 @@ class Protected:
 UNPROTECTED = Protected()
 
 _OWN = ".ampmem-"
-"""How the names of ampmem's own folders begin."""
+"""The beginning of the names of ampmem's own folders."""
 _REFUSED = (errno.EACCES, errno.EROFS, errno.EOVERFLOW, errno.EXDEV, errno.EPERM)
 
 
@@ -194,12 +194,12 @@ def protect(
     scratch: Path | None = None,
     own: Sequence[Path] = (),
 ) -> Protected:
-    """Protect the user's files from this process and all that it starts, but for what ampmem writes in ``folders``.
+    """Protect the user's files from this process and those that it starts; ampmem still reaches ``folders``.
 
-    Folders of ampmem's ``own`` stay as they are, for the script as well: it is ampmem's code that writes there.
-    The script can write at most ``limit`` bytes. Where only a child process can be protected, the run continues in a
-    forked child, and this process ends as the child does; ``claimed`` are empty files that are removed if the child has
-    recorded nothing. With the weaker ways the script can write in ``scratch``, or else in a new folder for the run.
+    The script can write at most ``limit`` bytes. ``own`` are folders of ampmem's that are not protected, as ampmem's
+    code writes there while the script runs. If only a child process can be protected, the run continues in a forked
+    child, and this process ends with the child's exit code; ``claimed`` are empty files, removed if the child has
+    recorded nothing. With Landlock or Python's functions the script can write in ``scratch``, by default a new folder.
     """
     if os.getuid() == 0 and sys.platform == "linux":
         with suppress(OSError):  # without privileges for it nothing has happened
@@ -217,7 +217,7 @@ def protect(
 
 
 def way_here(folder: Path) -> Protected:
-    """The protection that a process would get here, found out by a child that ends at once."""
+    """The protection that a run in ``folder`` would get on this machine: a child tries it and ends at once."""
     told, tell = os.pipe()
     with _forking():
         child = os.fork()
@@ -247,7 +247,7 @@ def _overlaid(folders: Sequence[Path], limit: int, *, as_root: bool) -> Protecte
 
 
 def _rename_folders() -> None:
-    """Have Python's functions copy a folder that is to be renamed: without root the kernel renames only new ones."""
+    """Make ``os.rename`` copy folders: without root, overlayfs refuses to rename a folder of the lower layer."""
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -286,10 +286,10 @@ def _in_python(folders: Sequence[Path], scratch: Path | None, own: Sequence[Path
 
 
 def _beside(way: Way, folders: Sequence[Path], scratch: Path | None, shared: Sequence[Path]) -> Protected:
-    """The state for the weaker ways: ampmem writes into a new folder in each of ``folders``, the script into one more.
+    """The protection without overlays: ampmem writes into a new folder in each of ``folders``, the script into another.
 
-    The parent process puts the files in their places when this one has ended. ``shared`` folders are written as they
-    are.
+    The parent process moves ampmem's files to their places when this process has ended. ``shared`` folders are written
+    directly.
     """
     made = _scratch_of(os.getpid())
     own = [_own_folder(folder, os.getpid()) for folder in folders]
@@ -311,13 +311,13 @@ def _scratch_of(process: int) -> Path:
 
 
 def _clear(folders: Sequence[Path], process: int) -> None:
-    """Remove the folders of :func:`_beside`."""
+    """Remove the folders that :func:`_beside` made for ``process``."""
     for own in (*(_own_folder(folder, process) for folder in folders), _scratch_of(process)):
         shutil.rmtree(own, ignore_errors=True)
 
 
 def _publish(folders: Sequence[Path], claimed: Sequence[Path], process: int) -> None:
-    """Put what ampmem has written in the child ``process`` in its place, without replacing other recordings."""
+    """Move the files that ampmem has written in the child ``process`` to ``folders``, and clean up."""
     for folder in folders:
         own = _own_folder(folder, process)
         for path in sorted(own.iterdir()) if own.is_dir() else ():
@@ -327,7 +327,7 @@ def _publish(folders: Sequence[Path], claimed: Sequence[Path], process: int) -> 
 
 
 def _is_refusal(failure: BaseException | None) -> bool:
-    """Whether ``failure`` is an error of a refused write; libraries put its text into errors of their own."""
+    """Whether ``failure`` is the error of a refused write, or a library's own error with the text of one."""
     if isinstance(failure, OSError):
         return failure.errno in _REFUSED
     return failure is not None and any(os.strerror(code) in str(failure) for code in _REFUSED)
@@ -339,14 +339,14 @@ _BY_KERNEL = 0x80
 
 
 def _forking() -> warnings.catch_warnings[None]:
-    """A block in which Python does not warn that a process with several threads is forked: numpy's have no locks."""
+    """A block without Python's warning about forking a process with several threads: numpy's threads hold no locks."""
     return warnings.catch_warnings(action="ignore", category=DeprecationWarning)
 
 
 def _in_child(enter: Callable[[], Protected], publish: Callable[[int], None]) -> Protected | None:
-    """``enter`` in a forked child, in which this returns; the parent waits, and ends as the child does.
+    """Fork, and call ``enter`` in the child, where this function returns; the parent waits and ends as the child does.
 
-    ``None``, in the parent, if the child could not be protected.
+    In the parent it returns only if the child could not be protected: ``None``.
     """
     told, tell = os.pipe()
     watched = {*_FORWARDED, signal.SIGCHLD}
@@ -384,7 +384,7 @@ def _in_child(enter: Callable[[], Protected], publish: Callable[[int], None]) ->
 
 
 def _wait(child: int, watched: set[signal.Signals]) -> int:
-    """The status of ``child`` at its end; signals that only this process gets are passed on."""
+    """Wait for ``child``; returns its exit status. Signals that only this process gets are passed on to the child."""
     while True:
         got = signal.sigwaitinfo(watched)
         if got.si_signo == signal.SIGCHLD:
@@ -426,7 +426,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def _refuse_in_python(found: Protected) -> None:
-    """Have Python's own functions refuse to change files outside of its folders, for the rest of this process."""
+    """Make Python's own functions refuse to change files outside of ``found.folders`` and its ``scratch`` folder."""
     os.environ["TMPDIR"] = tempfile.tempdir = found.scratch
     folders = (found.scratch, *(reached for _, reached in found.folders), "/dev", "/proc")
     allowed = [f"{os.path.realpath(folder)}/" for folder in folders]

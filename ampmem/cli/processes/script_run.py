@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptEnd:
-    """How a run of the script ended.
+    """The end of a run of the script.
 
-    ``failure`` is the exception that ended the script, unless it ended normally or by our stop. ``trouble`` is an error
-    of ampmem's own since the script started.
+    ``failure`` is the exception that ended the script; ``None`` if it ended normally or ampmem stopped it. ``trouble``
+    is an error inside ampmem since the script started.
     """
 
     failure: BaseException | None
@@ -103,7 +103,7 @@ def _run_target(target: Target, arguments: tuple[str, ...], stopper: Stopper) ->
 
 
 def _exits_well(error: BaseException) -> bool:
-    """Whether Python exits with 0 for ``error``: only whole numbers are exit codes, anything else is printed."""
+    """Whether Python exits with 0 for ``error``: a ``SystemExit`` with 0 or ``None``; other codes are 1, or printed."""
     if not isinstance(error, SystemExit):
         return False
     try:
@@ -172,7 +172,7 @@ def usage_error(failure: BaseException | None) -> str:
 
 
 def failure_in_words(trouble: BaseException) -> str:
-    """The error that kept ampmem from its work, in words, where the exit code is the script's."""
+    """The message about an error inside ampmem; the exit code stays the script's."""
     if isinstance(trouble, AmpmemError):
         return str(trouble)
     if isinstance(trouble, KeyboardInterrupt):

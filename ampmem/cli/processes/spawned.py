@@ -1,4 +1,4 @@
-"""The script's own process, where that starts ranks by ``torch.multiprocessing.spawn`` or multiprocessing's ``spawn``.
+"""The process of a script that starts ranks by ``torch.multiprocessing.spawn`` or multiprocessing's ``spawn``.
 
 Each spawned process gets a message, and is recorded once it joins a process group. Forked processes are not recorded.
 """
@@ -37,7 +37,7 @@ def may_spawn(code: CodeType) -> bool:
 
 
 class Spawner:
-    """Sends messages along while the script runs; ``stop`` stops the script once awaited ranks were stopped."""
+    """Sends a message with each process that the script spawns; ``stop`` stops the script after its ranks."""
 
     def __init__(self, plan: Plan, title: str, stop: Callable[[], None]) -> None:
         self._plan = plan
@@ -50,7 +50,7 @@ class Spawner:
         self._directory = Path.cwd()
 
     def install(self, on_first: Callable[[], None]) -> Undo:
-        """Begin; returns what undoes it. ``on_first`` is called before the first process is spawned."""
+        """Patch multiprocessing; returns the undo function. ``on_first`` is called before the first process spawns."""
         self._on_first = on_first
         from ampmem.recorder.torch_private.distributed import JOINED
 
@@ -61,7 +61,7 @@ class Spawner:
             return undo.pop_all().close
 
     def end(self) -> list[Path]:
-        """End with the script; returns the recordings of its ranks."""
+        """The recordings of the script's ranks, after the script has ended; the folder for messages is removed."""
         if self._orders is None or self._folder is None or os.getpid() != self._process:
             return []
         names = names_in(self._orders.names)

@@ -56,7 +56,7 @@ class SpawnedRank:
         return recorded
 
     def _watch(self) -> Undo:
-        """Begin once there is a process group with several ranks."""
+        """Patch torch so that recording begins once there is a process group; returns the undo function."""
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             def update(group: Any) -> Any:
@@ -104,7 +104,7 @@ class SpawnedRank:
         audience.step(StepEnded(done=done, wanted=self._orders.plan.script.steps))
 
     def _stop_ranks(self) -> None:
-        """Stop with all other ranks once all steps are recorded, if the script's own process only waits for the end."""
+        """Stop this rank with all others after the last step, if the script's own process only waits for them."""
         if self._orders.plan.run_to_end:
             return
         waits = (

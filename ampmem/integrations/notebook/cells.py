@@ -79,7 +79,7 @@ def _magic(statement: ast.stmt) -> tuple[str, str, str] | None:
 
 
 def _word(kind: str, name: str) -> str:
-    """The magic about as it was written."""
+    """The magic nearly as it was written: ``%cd``, ``%%bash``, ``!pip``."""
     return {"run_line_magic": f"%{name}", "run_cell_magic": f"%%{name}"}.get(kind, f"!{name.partition(' ')[0]}")
 
 
@@ -325,10 +325,10 @@ def cells_needed(code: str, before: Mapping[int, str], known: Collection[str]) -
 
 
 def untold(code: str, before: Mapping[int, str], chosen: Collection[int]) -> dict[int, tuple[str, ...]]:
-    """What else the cells ``before`` may do to names that ``code`` and the ``chosen`` cells read, by cell number.
+    """By cell number, the effects of the cells ``before`` that a run of the ``chosen`` cells and ``code`` may miss.
 
-    These are names whose values an unchosen cell may change in place, and uses that may do anything and are left out:
-    ``exec`` and the like in unchosen cells, magics in all cells.
+    These are the names that an unchosen cell may change in place and that the run reads; ``exec`` and the like in
+    unchosen cells; and the magics of all cells.
     """
     cells = _read(before)
     wanted = set(names_of(code).needs).union(*(cells[number].reads for number in chosen if number in cells))

@@ -25,7 +25,7 @@ from ampmem.recorder.marker import FORMS, step_on_text
 from ampmem.recorder.options import Asked, asked_in_python
 from ampmem.recording import SUFFIX
 from ampmem.reporters.html.notebook import MOST, Card, Remark, frame, html_of
-from ampmem.units import format_bytes
+from ampmem.units import counted, format_bytes
 from ampmem.vocabulary import FORCED_PRECISIONS, Device, Precision
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def framed_bundle(said: Sequence[str], recordings: Sequence[Path], tables: Bundle) -> Bundle:
-    """``said``, then the page of ``recordings``; ``tables`` are its text, and its replacement if it is too large."""
+    """The sentences ``said``, then the page of ``recordings``, or ``tables`` where a page is not shown or too large."""
     text = "\n".join(["ampmem: " + " ".join(said), "", tables["text/plain"]])
     framed = frame(recordings, "ampmem: the report of this cell")
     if framed is None:
@@ -138,12 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--step-on", metavar="WHAT", help=f"what ends a step: {FORMS} [default: found automatically]")
     precisions = [precision.value for precision in (*FORCED_PRECISIONS, Precision.AS_IS)]
-    add(
-        "--precision",
-        choices=precisions,
-        default=Precision.AS_IS.value,
-        help="the precision to force on the cell",
-    )
+    add("--precision", choices=precisions, default=Precision.AS_IS.value, help="the precision to force on the cell")
     add(
         "--compare",
         action="store_true",
@@ -230,7 +225,7 @@ class RecordedCell:
 
     def _said(self, steps: int, error: BaseException | None) -> list[str]:
         """The sentences about what was recorded."""
-        options, count = self._options, f"{steps} step{'' if steps == 1 else 's'}"
+        options, count = self._options, counted(steps, "step")
         which = (
             f"of {self._name}" if not options.asked.skip else f"of {self._name}, after the first {options.asked.skip},"
         )
@@ -387,7 +382,10 @@ def _run_compare(options: CellOptions, script: str, prefix: str, folder: Path, n
 
 
 def _said(chosen: Sequence[int], beside: Mapping[int, Sequence[str]], name: str, kept: Sequence[Path]) -> list[str]:
-    """The sentences about what was compared; ``beside`` is what the cells may do that was left out."""
+    """The sentences below a comparison: the cells that ran, and the effects of cells and magics that did not run.
+
+    ``beside`` are these effects, by cell (:func:`~ampmem.integrations.notebook.cells.untold`).
+    """
     cells = [f"In [{number}]" for number in chosen]
     return [
         f"Each precision ran {_enumeration([*cells, name])} in a fresh process, with seed {SEED}.",

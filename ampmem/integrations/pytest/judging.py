@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -29,7 +29,7 @@ from ampmem.output import open_output
 from ampmem.reporters.text.check import render_check
 from ampmem.reporters.text.layout import NARROWEST, WIDEST, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT, or_absent, signed
-from ampmem.units import format_peak
+from ampmem.units import counted, format_peak
 
 if TYPE_CHECKING:
     from ampmem.api import Profile
@@ -155,13 +155,14 @@ class Baselines:
         return replace(read_side(path), label=str(self.named / file_of(test, block)))
 
     def write(self, test: str, block: int, side: Side) -> bool:
-        """Make ``side`` the baseline of the block; returns whether the file changed.
+        """Make ``side`` the baseline of the block; returns whether the file changed: not if nothing compared has.
 
         The largest allocations and the findings are left out: they are for reading only, and have paths of this
         machine. Raises :class:`UsageError` if another kind of file has the name, or it cannot be written.
         """
-        if self._has(test, block, side):
-            return False
+        with suppress(AmpmemError):  # there is no baseline yet, or it cannot be read
+            if is_same(self.read(test, block), side):
+                return False
         path = self._folder / file_of(test, block)
         require_replaceable(path)
         try:
@@ -171,13 +172,6 @@ class Baselines:
         with open_output(path, force=True) as stream:
             stream.write(replace(side.summary, top=(), findings=()).to_json() + "\n")
         return True
-
-    def _has(self, test: str, block: int, side: Side) -> bool:
-        """Whether nothing has changed that is compared; times and losses always change."""
-        try:
-            return is_same(self.read(test, block), side)
-        except AmpmemError:
-            return False
 
 
 def file_of(test: str, block: int) -> Path:
@@ -196,7 +190,7 @@ def file_of(test: str, block: int) -> Path:
 
 
 WRITTEN, SAME, COMPARED = "written", "as it was", "compared"
-"""What became of a block's baseline, in words."""
+"""The result for a block's baseline: written, not written because nothing changed, or compared with."""
 
 _NO_BLOCK = (
     "no block was recorded: in a test with the fixture ampmem the limit is for the blocks that the fixture records; "
@@ -303,8 +297,8 @@ def _too_few(summary: Summary, limits: Limits) -> str:
     made = sum(1 for step in summary.steps if step.finished)
     if made >= limits.steps:
         return ""
-    steps = "1 step" if made == 1 else f"{made} steps"
-    return f"growth needs {limits.steps} steps, and {steps} finished; train longer, or give steps={max(made, 2)}"
+    ended = counted(made, "step")
+    return f"growth needs {limits.steps} steps, and {ended} finished; train longer, or give steps={max(made, 2)}"
 
 
 def _row(which: _Block, run: JudgedRun, result: CheckResult, before: Side | None, became: str) -> BlockRow:

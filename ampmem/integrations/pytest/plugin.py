@@ -1,4 +1,4 @@
-"""The pytest plugin, loaded in every run, so it imports the rest only for tests about memory.
+"""The pytest plugin. pytest loads it in every run, so it imports the rest of ampmem only for tests about memory.
 
 A test is recorded while it is called, innermost, and judged when its report is made: its own failure, skip and expected
 failure come first. The result travels with the report, also from xdist's workers.

@@ -52,15 +52,16 @@ def markdown(results: Sequence[CheckResult], workspace: Path) -> str:
 
 
 def commands(results: Sequence[CheckResult], workspace: Path) -> Iterator[str]:
-    """A workflow command for each line of the user's files at which most of the memory grew or was allocated.
+    """The annotations as workflow commands: one for each run that fails, then one for each line that explains it.
 
-    Before them comes one for each run. The user's files are those below ``workspace``.
+    These are the lines at which most of the memory grew or was allocated, in files below ``workspace``.
     """
     for result in results:
         if not result.ok:
             yield f"::error title=ampmem check::{_data(answer(result))}"
     for place, message in list(_lines(results, workspace))[: ANNOTATIONS - 1]:
-        yield f"::error file={_property(place[0])},line={place[1]},title=ampmem check::{_data(message)}"
+        file = _data(place[0]).replace(":", "%3A").replace(",", "%2C")  # a property, not the message
+        yield f"::error file={file},line={place[1]},title=ampmem check::{_data(message)}"
 
 
 def harmless(text: str) -> str:
@@ -136,7 +137,7 @@ def _groups_alive(broken: Broken) -> tuple[Fold, ...]:
 
 def _lines(results: Sequence[CheckResult], workspace: Path) -> Iterator[tuple[_Place, str]]:
     """Each line once, with everything said about it."""
-    told: dict[_Place, list[str]] = defaultdict(list)
+    messages: dict[_Place, list[str]] = defaultdict(list)
     for result in results:
         same: set[tuple[_Place, int, str]] = set()
         for broken in result.broken:
@@ -144,8 +145,8 @@ def _lines(results: Sequence[CheckResult], workspace: Path) -> Iterator[tuple[_P
                 size, what_grew = sum(fold.grown for fold in folds), _largest_changes(folds)
                 if (place, size, what_grew) not in same:
                     same.add((place, size, what_grew))
-                    told[place].append(f"{_grew(broken, size)}: {what_grew}")
-    yield from ((place, "; ".join(dict.fromkeys(texts))) for place, texts in told.items())
+                    messages[place].append(f"{_grew(broken, size)}: {what_grew}")
+    yield from ((place, "; ".join(dict.fromkeys(texts))) for place, texts in messages.items())
 
 
 def _grew(broken: Broken, size: int) -> str:
@@ -215,8 +216,3 @@ def _text(text: str) -> str:
 def _data(text: str) -> str:
     """``text`` as the message of a command."""
     return printable(text)[:_LONGEST].replace("%", "%25")
-
-
-def _property(text: str) -> str:
-    """``text`` as the value of a command's property."""
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -161,7 +161,7 @@ def write_snapshot(analysis: Analysis, path: Path, *, force: bool = False) -> No
 
 
 def _words(analysis: Analysis, allocation: int) -> str:
-    """The words for an allocation: its category, and its name or else the module that made it."""
+    """An allocation in words: ``parameters: h.0.weight``, ``temporaries in h.0``, or only its category."""
     classes, lives, texts = analysis.classes, analysis.lifetimes, analysis.recording.texts
     category, name = str(CATEGORIES[classes.category[allocation]]), texts[classes.name[allocation]]
     module = texts[lives.module[allocation]] or texts[classes.module[allocation]]
@@ -218,7 +218,7 @@ def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
 
 
 def _calls(analysis: Analysis) -> Callable[[int], Iterator[Item]]:
-    """A function that gives the segment entries before the event with an index, each once."""
+    """A function that gives, for the index of an event, the segment entries before it that it has not given yet."""
     segments = analysis.recording.segments
     rows = iter(zip(*(getattr(segments, name).tolist() for name in segments.names()), strict=True))
     waiting = next(rows, None)

@@ -179,11 +179,11 @@ def _series(found: AdviceDocument) -> tuple[AdviceSeries, ...]:
         if point is not None:
             runs[_look(run)].append(point)
     return tuple(
-        AdviceSeries(
+        like(
+            AdviceSeries,
+            FILLS[category],
             name=name,
             joined=joined,
-            light=FILLS[category].light,
-            dark=FILLS[category].dark,
             symbol=symbol,
             points=tuple(sorted(points, key=lambda point: (-point.most, point.cost))),
         )

@@ -1,4 +1,4 @@
-"""Recordings side by side: what leads from the baseline's bytes to another recording's, and what changed.
+"""Recordings side by side: their figures, and the waterfalls from the baseline's bytes to another recording's.
 
 For two runs of changed code this is the verdict and a list of changes that can be sorted and searched.
 """

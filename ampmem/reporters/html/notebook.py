@@ -31,7 +31,6 @@ from ampmem.reporters.text.plain_text import ABSENT, AT_MARK, IN_SHORT, or_absen
 from ampmem.reporters.text.ranks import absences, doubts, instants_of, ranks_wording, render_ranks
 from ampmem.reporters.text.run import (
     change_of,
-    counted,
     describe_optimizers,
     describe_precision,
     parameters_in_short,
@@ -39,7 +38,7 @@ from ampmem.reporters.text.run import (
     warnings,
 )
 from ampmem.reporters.text.table import render as render_summary
-from ampmem.units import format_bytes, format_peak
+from ampmem.units import counted, format_bytes, format_peak
 from ampmem.vocabulary import AUTOCAST_PRECISIONS, Mark
 
 MOST_RANKS = 16

@@ -135,10 +135,6 @@ def _check(modules: Iterable[_Module]) -> None:
                 raise BundleError(f"{module.name}: {imported} does not export {', '.join(missing)}")
 
 
-_TEMPLATE = "page.html"
-_JOB_TEMPLATE = "ranks.html"
-_STYLE = "page.css"
-_ENTRY = "main.js"
 _MODULES = FOLDER.parent / "js"
 
 PLOTLY_CONFIG: dict[str, bool | str] = {
@@ -213,9 +209,8 @@ def opens_on(precisions: Sequence[str]) -> int:
 def render(view: PageView) -> str:
     """The HTML of the whole page."""
     title = ", ".join(dict.fromkeys(run.title for run in view.runs))
-    if view.job is None:
-        return self_contained(_TEMPLATE, _ENTRY, view, title=title, verdict=view.verdict)
-    return self_contained(_JOB_TEMPLATE, _ENTRY, view, title=title, verdict=view.verdict, job=view.job)
+    template = "page.html" if view.job is None else "ranks.html"
+    return self_contained(template, "main.js", view, title=title, verdict=view.verdict, job=view.job)
 
 
 def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:
@@ -231,7 +226,7 @@ def _files(entry: str) -> dict[str, str]:
     script = bundle(_MODULES / entry)
     return {
         "policy": _policy(script_source_hash(script), script_source_hash(plotlyjs.source())),
-        "css": (FOLDER / _STYLE).read_text(encoding="utf-8"),
+        "css": (FOLDER / "page.css").read_text(encoding="utf-8"),
         "plotly_packed": base64.b64encode(plotlyjs.packed()).decode("ascii"),
         "script": script,
     }

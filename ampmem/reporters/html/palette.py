@@ -55,7 +55,7 @@ FILLS: dict[Category, Fill] = _OWN | {
     category: Fill(**_WORKSPACE, pattern=pattern)
     for category, pattern in zip(_WITHOUT, cycle(_HATCHINGS), strict=False)
 }
-"""The fill of each category; one without a fill of its own is hatched in the hue of the workspace."""
+"""The fill of each category; a category that is not in ``_OWN`` is hatched in the hue of the workspace."""
 
 LAYERS = {
     "rounding": Fill(light="#5a5e65", dark="#70757c", pattern="x"),

@@ -345,7 +345,7 @@ class StepPositions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownAtView:
-    """The instant that modules, stacks, addresses and allocations show: ``name`` is ``peak`` or ``failure``."""
+    """The instant of the tables of modules, stacks, addresses and allocations; ``name`` is ``peak`` or ``failure``."""
 
     position: int
     name: str

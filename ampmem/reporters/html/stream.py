@@ -92,7 +92,10 @@ _LARGEST = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """The kinds of allocations; names, stacks, types and shapes are text ids, ``phase`` is that of birth."""
+    """The kinds of allocations, as columns: allocations of one kind are equal in all of them.
+
+    Names, stacks, types and shapes are text ids; ``phase`` is the phase of birth.
+    """
 
     category: Column
     bytes: Column
@@ -108,8 +111,8 @@ class Kinds:
     def __len__(self) -> int:
         return len(self.category)
 
-    def take(self, rows: NDArray[np.intp]) -> Kinds:
-        """The kinds in ``rows``, in that order."""
+    def select(self, rows: NDArray[np.intp]) -> Kinds:
+        """The kinds at the indices ``rows``, in that order."""
         return Kinds(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
 
 
@@ -129,7 +132,7 @@ def kinds_of(analysis: Analysis) -> tuple[Kinds, Column]:
     order = np.argsort(first)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    return every.take(first[order]), place[kind]
+    return every.select(first[order]), place[kind]
 
 
 def _key(columns: Kinds) -> Column:
@@ -357,7 +360,7 @@ def _at_peak(kinds: Kinds, count: Column, texts: Sequence[str]) -> tuple[Kinds, 
     order = living[np.argsort(-(kinds.bytes * count)[living], kind="stable")]
     shown, rest = order[:MAX_PEAK_KINDS], order[MAX_PEAK_KINDS:]
     if not len(rest):
-        return kinds.take(shown), count[shown], texts
+        return kinds.select(shown), count[shown], texts
     # The others are merged by category and phase, and named by further texts.
     groups, row = np.unique(kinds.category[rest] * 8 + kinds.phase[rest], return_inverse=True)
     size, number = np.zeros((2, len(groups)), dtype=np.int64)

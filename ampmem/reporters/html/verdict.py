@@ -178,7 +178,7 @@ def legend_of(each: Iterable[Mapping[Category, int]], *, with_sizes: bool = Fals
 
 
 def _instants(known: Sequence[Composition]) -> str:
-    """The instant of the peaks in words: ``of step 2, all in backward, on one scale``; with the op if they share it."""
+    """The instant of the peaks in words: ``of step 2, all in backward, on one scale``; with the op if all share it."""
     if len(known) < 2:
         return "".join(when(item.peak, item.step) for item in known)
     steps = {item.step for item in known}

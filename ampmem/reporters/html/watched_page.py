@@ -148,7 +148,7 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
 
 
 def _page_texts(texts: Iterable[str]) -> tuple[str, ...]:
-    """``texts``, which may quote the script, as the page may show them."""
+    """``texts``, which may quote the script, made safe for the page."""
     return tuple(visible(text, MAX_PROSE) for text in texts)
 
 

@@ -23,12 +23,7 @@ from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
-from ampmem.reporters.html.comparison import (
-    changes_view,
-    compared_runs,
-    difference_headline,
-    difference_verdict,
-)
+from ampmem.reporters.html.comparison import changes_view, compared_runs, difference_headline, difference_verdict
 from ampmem.reporters.html.fit_page import render_fit
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render
 from ampmem.reporters.html.progress import PageProgress
@@ -91,7 +86,7 @@ def ranks_page(jobs: Sequence[Ranks]) -> PageView:
 
 
 def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict[int, str]:
-    """The names of the runs of these ranks, by rank."""
+    """By rank, the labels of the runs of these ranks: ``rank 3``, ``amp rank 3``."""
     if len(jobs) == 1:
         return {number: f"rank {number}" for number in sorted(numbers)}
     precisions = [job.job.precision.name for job in jobs]

@@ -70,11 +70,11 @@ def best_change(found: AdviceDocument) -> AdvisedRun | None:
 
 def refused_lines(found: AdviceDocument) -> list[str]:
     """Each change that could not be made, and why."""
-    return [f"{run.change}: {_on_rank(run)}{run.failure}" for run in found.runs if run.failure is not None]
-
-
-def _on_rank(run: AdvisedRun) -> str:
-    return "" if run.rank is None else f"rank {run.rank}: "
+    return [
+        f"{run.change}: {'' if run.rank is None else f'rank {run.rank}: '}{run.failure}"
+        for run in found.runs
+        if run.failure is not None
+    ]
 
 
 def proof_lines(found: AdviceDocument) -> list[str]:
@@ -195,7 +195,7 @@ def _fits(run: AdvisedRun, found: AdviceDocument) -> str:
 
 
 def _saved(run: AdvisedRun) -> str:
-    """The bytes allocated less; for the allocator's setting, which is about reserved memory, reserved less."""
+    """The cell ``saved``: ``1.2 GiB`` of the allocated peak, or ``1.2 GiB reserved`` for a setting of the allocator."""
     if not run.options or run.saved_bytes is None:
         return ABSENT
     if run.options[0] == "--force-allocator" and run.saved_reserved_bytes:

@@ -30,12 +30,15 @@ def asked_by(oom: FailedRequest) -> str:
 
 
 def lacking(oom: FailedRequest) -> str:
-    """How much more the device would have had to give, and what it had; empty if it refused although it had enough."""
+    """The bytes that were missing, and the free memory: ``1.0 GiB: the device had 0.5 GiB free``.
+
+    Empty if the device refused the request although it had enough memory.
+    """
     return f"{format_bytes(oom.lacking)}: {left(oom)}" if oom.lacking else ""
 
 
 def left(oom: FailedRequest) -> str:
-    """What the device could give, or this process could take."""
+    """The free memory of the device, or the rest of this process's limit if that is less."""
     if oom.allowed is not None and oom.left < oom.device_free:
         return f"{format_bytes(oom.left)} were left of the {format_bytes(oom.allowed)} that this process may use"
     return f"the device had {format_bytes(oom.device_free)} free"
@@ -53,7 +56,7 @@ def device(oom: FailedRequest) -> str:
 
 
 def to_come(oom: FailedRequest) -> str:
-    """What the step would still have allocated; empty if nothing, or unknown."""
+    """The gradients and the optimizer state that the step would still have allocated; empty if none, or unknown."""
     found = oom.to_come
     if found is None:
         return ""
@@ -363,14 +366,14 @@ def _of_one(found: Composition | None) -> Wording:
     else:
         peak = "peak of the recorded steps" if found.of_steps else "peak"
         until = f"Until the script failed, the {peak}" if found.failed else f"The {peak}"
-        headline = f"{until} is {size}{_of_it(found.peak)}, {when(found.peak, found.step)}"
+        headline = f"{until} is {size}{_requested_part(found.peak)}, {when(found.peak, found.step)}"
     why = made_of(found.parts, found.peak.bytes)
     more = () if found.short is None else shortage(found.short)
     return Wording(headline=headline, why=why, more=(*more, *_outside(found), *_help(found)))
 
 
-def _of_it(peak: PeakOf) -> str:
-    """The requested part of an allocator's peak, if it reads as less."""
+def _requested_part(peak: PeakOf) -> str:
+    """`` allocated, 1.9 GiB of it requested``; without the requested part if it reads the same; empty on a CPU."""
     if peak.allocated is None:
         return ""
     requested = format_peak(peak.bytes)

@@ -13,7 +13,7 @@ from ampmem.names import is_warning, warning_text
 from ampmem.reporters.text.difference import changes_table, elsewhere, what
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
 from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
-from ampmem.units import format_apart, format_bytes, format_count, format_peak, peaks_apart
+from ampmem.units import counted, format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 5
 """The number of rows for a broken limit."""
@@ -56,7 +56,7 @@ def answer(result: CheckResult) -> str:
     parts = []
     if result.broken:
         more = len(result.broken) - 1
-        others = f", and {format_count(more)} more limit{'' if more == 1 else 's'}" if more else ""
+        others = f", and {counted(more, 'more limit')}" if more else ""
         parts.append(f"broken: {over(result, result.broken[0])}{others}")
     if result.problems:
         parts.append(f"not judged: {result.problems[0]}")
@@ -82,12 +82,12 @@ def over(result: CheckResult, broken: Broken) -> str:
 
 
 def _apart(key: str) -> Callable[[int, int], tuple[str, str]]:
-    """The function that writes two sizes of ``key``: an allocator's peaks have the usual decimals."""
+    """The function that writes two sizes of ``key``: peaks of the allocator with the decimals of all peaks."""
     return peaks_apart if key in (PEAK, ALLOCATED, RESERVED, DEVICE) else format_apart
 
 
 def remarks(result: CheckResult) -> Iterator[str]:
-    """What else is worth knowing about the result, a line each."""
+    """Further problems, shrunk sizes, differing conditions and warnings of the result, a line each."""
     for problem in result.problems[1:]:
         yield f"not judged: {problem}"
     baseline = result.baseline
@@ -231,7 +231,7 @@ def _growth_line(result: CheckResult, broken: Broken) -> str:
 
 
 def _by_module(changes: Sequence[GroupChange], layout: Layout) -> str:
-    """The changes that summaries know, by module."""
+    """The table of changes by category and module, which are all that a summary's JSON has."""
     folds = folded(changes)
     columns = [number("change"), number("before", rank=1), number("after"), words("category")]
     columns += [words("module", least=16)] if any(fold.module is not None for fold in folds) else []

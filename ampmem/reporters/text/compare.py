@@ -151,7 +151,7 @@ def render_figures(comparison: Comparison, layout: Layout) -> str:
 
 
 def _when(comparison: Comparison, layout: Layout) -> list[str]:
-    """The instant of the activations' rows, as the verdict above is about the peak."""
+    """The note that the activations' rows are after forward, unlike the verdict above, which is about the peak."""
     columns = comparison.columns
     if all(column.activation_ratio is None and column.low_precision is None for column in columns):
         return []
@@ -355,9 +355,9 @@ def _measured(comparison: Comparison, details: frozenset[Detail], layout: Layout
 
 
 def _head(comparison: Comparison, layout: Layout) -> str:
-    """The script, and the precision of each run; for runs that differ in more, only what they share."""
+    """The script and the device, and the precision of each run; of runs that differ in more, only the common rows."""
     known = [
-        [("script", entry.script or "?"), *_rows_of_run(summary)]
+        [("script", entry.script or "?"), ("device", describe_device(summary)), *versions_and_model(summary)]
         for entry, summary in _with_summary(comparison.entries)
     ]
     first, *others = known or [[("script", comparison.entries[0].script or "?")]]
@@ -367,10 +367,6 @@ def _head(comparison: Comparison, layout: Layout) -> str:
         for i, entry in enumerate(comparison.entries)
     ]
     return "\n".join([layout.strong("the runs"), *keyed(rows, layout)])
-
-
-def _rows_of_run(summary: Summary) -> list[tuple[str, str]]:
-    return [("device", describe_device(summary)), *versions_and_model(summary)]
 
 
 def _described(entry: Entry, *, baseline: bool) -> str:

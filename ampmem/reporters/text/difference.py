@@ -14,7 +14,7 @@ from ampmem.reporters.text.answer import capital, in_phase, listed, name
 from ampmem.reporters.text.layout import Layout, number, table, table_lines, words
 from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
 from ampmem.reporters.text.plain_text import columns as columns_of
-from ampmem.units import format_apart, format_bytes, format_count, format_peak, peaks_apart
+from ampmem.units import counted, format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 10
 """The number of changes shown by default."""
@@ -80,7 +80,7 @@ def _parts(found: Difference) -> str:
 
 
 def remarks(found: Difference) -> Iterator[str]:
-    """What else is worth knowing about the answer, a sentence each."""
+    """The sentences after the answer: differing conditions, summaries, renamed modules, and other instants."""
     if found.conditions:
         differ = [f"{each.what} {each.after}, was {each.before}" for each in found.conditions]
         yield f"Not only the code differs: {listed(differ)}."
@@ -209,7 +209,7 @@ def foot(found: Difference) -> str:
     count = len(found.changes)
     if not count:
         return ""
-    changes = f"The {format_count(count)} change{'' if count == 1 else 's'} add{'s' if count == 1 else ''} up to"
+    changes = f"The {counted(count, 'change')} add{'s' if count == 1 else ''} up to"
     rounding = f", and rounding to {signed(found.rounding)};" if found.rounding else ";"
     return f"{changes} {signed(found.after - found.before)}{rounding} residual {format_bytes(found.residual)}."
 

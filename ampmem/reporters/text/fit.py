@@ -8,8 +8,7 @@ from ampmem.analysis.fit import BASELINE, BreakEven, FitResult, PrecisionFit, Re
 from ampmem.names import is_warning, warning_text
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.plain_text import ABSENT, signed, size_beside, wrapped
-from ampmem.reporters.text.run import counted
-from ampmem.units import format_alike, format_apart, format_bytes, format_count, parse_bytes
+from ampmem.units import counted, format_alike, format_apart, format_bytes, format_count, parse_bytes
 from ampmem.vocabulary import Precision
 
 DOES_NOT_FIT = "does not fit"
@@ -67,7 +66,7 @@ def headline(fit: FitResult) -> str:
 
 
 def facts(fit: FitResult) -> list[tuple[str, str]]:
-    """What was run, as names and texts, and what makes the numbers doubtful."""
+    """The script, the varied argument, the GPU, the runs and the warnings, each with its name."""
     vary = fit.vary
     outside = ""
     if fit.gpu.outside is not None and fit.gpu.outside_at_most is not None:
@@ -100,7 +99,7 @@ def break_even_lines(fit: FitResult) -> list[str]:
 
 
 def remarks(fit: FitResult) -> list[str]:
-    """What is odd about the points, then the runs' notes that :func:`facts` does not have."""
+    """The odd points, such as a value that does not fit below one that does, then the runs' notes except warnings."""
     found = []
     for precision in fit.precisions:
         if precision.gaps:
@@ -230,7 +229,7 @@ def _in_use(fit: FitResult, precision: PrecisionFit, value: int) -> str:
 
 
 def of_whole(whole: int, *parts: int) -> str:
-    """The function that writes a size as a part of ``whole``: ``1.98 of 2.00 GiB``, ``1.9 to 2.1 of 2.0 GiB``."""
+    """``parts`` (one size or two) as parts of ``whole``: ``1.98 of 2.00 GiB``, ``1.9 to 2.1 of 2.0 GiB``."""
     texts = [format_apart(part, whole) for part in parts]
     shown = texts[-1][1]
     unit, alike = f" {shown.partition(' ')[2]}", format_alike((part, whole) for part in parts)

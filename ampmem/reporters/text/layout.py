@@ -104,7 +104,7 @@ class Column:
 
     @property
     def alone(self) -> str:
-        """The head where the column before is missing."""
+        """The head for a table in which the column before this one is missing."""
         own = self.head.strip().replace("/\n", "/").replace("-\n", "").replace("\n", " ")
         return f"{self.of}\n{own}" if self.of else self.head
 
@@ -219,7 +219,7 @@ def natural_widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> 
 
 
 def narrowest(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """The width of a table whose ranked columns are below it and whose cells are cut as far as possible."""
+    """The least width of a table: ranked columns are moved below it, and cells are cut to their ``least``."""
     natural = natural_widths(columns, rows)
     return _together(_least(column, size) for column, size in zip(columns, natural, strict=True) if not column.rank)
 

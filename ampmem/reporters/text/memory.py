@@ -18,8 +18,7 @@ from ampmem.names import casts_compiled, layers, layers_named, natural, of_all_l
 from ampmem.reporters.text.layout import Layout, number, table, table_lines, words
 from ampmem.reporters.text.plain_text import ABSENT, per_parameter, share, shorten, signed, size_cells, wrapped
 from ampmem.reporters.text.plain_text import columns as columns_of
-from ampmem.reporters.text.run import counted
-from ampmem.units import format_bytes, format_count, format_peak
+from ampmem.units import counted, format_bytes, format_count, format_peak
 from ampmem.vocabulary import LOW_PRECISION, SourceKind
 
 TOTAL = "total"
@@ -221,7 +220,7 @@ def render_largest(summary: Summary, layout: Layout) -> str:
 
 
 def _alike(item: LargeAllocation) -> tuple[str | None, ...]:
-    """What equal layers share except for their numbers; the line is the same too."""
+    """The properties that equal layers share, apart from the numbers in their names."""
     return item.name, item.module, item.op, item.category, item.dtype, user_frame(item.stack)
 
 
@@ -365,7 +364,7 @@ def _copies_by_holder(steps: Sequence[StepCasts], layout: Layout, *, all_holders
 
 
 def _kinds(steps: Sequence[StepCasts], layout: Layout) -> str:
-    """The copies in the ledger that are not simply a parameter's."""
+    """The lines about copies that are not the first copy of a parameter: made again, of views, of other tensors."""
     kinds = {
         "made again in backward (recomputation)": [step.recomputed for step in steps],
         "of views of parameters, which are never cached": [step.views for step in steps if step.views is not None],

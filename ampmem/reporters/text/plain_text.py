@@ -53,7 +53,7 @@ _LONGEST = 10_000
 
 
 def _cleaned(text: str) -> str:
-    """``text`` without characters that a terminal cannot show, and at most as long as people read."""
+    """``text`` without characters that a terminal cannot show, of at most :data:`_LONGEST` characters."""
     half = _LONGEST // 2
     return printable(text if len(text) <= _LONGEST else f"{text[:half]}…{text[-half:]}")
 

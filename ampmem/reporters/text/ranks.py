@@ -47,8 +47,8 @@ from ampmem.reporters.text.answer import (
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, narrowest, number, side_by_side, table, words
 from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped
-from ampmem.reporters.text.run import counted, describe_device, keyed, precision_in_words, render_next, warning_lines
-from ampmem.units import format_bytes, format_count, format_peak, peaks_close
+from ampmem.reporters.text.run import describe_device, keyed, precision_in_words, render_next, warning_lines
+from ampmem.units import counted, format_bytes, format_count, format_peak, peaks_close
 from ampmem.vocabulary import SourceKind
 
 
@@ -195,7 +195,7 @@ def _amount(size: int) -> str:
 
 
 def _beside(worst: Worst, excess: Excess) -> tuple[str, ...]:
-    """What else differs between the two ranks: circumstances that may be the reason."""
+    """The circumstances in which the two ranks differ, such as phase and batch size, and which may be the reason."""
     found = []
     mine, other = f"rank {worst.rank}", f"rank {excess.rank}"
     phases = next((each for each in excess.contrasts if each.what is Circumstance.PHASE), None)
@@ -444,7 +444,7 @@ def render_ranks(
 
 
 def doubts(ranks: Ranks) -> Iterator[str]:
-    """The ranks that do not belong together or were killed, and what makes numbers doubtful, and whose."""
+    """The warnings: ranks of several launches, killed ranks, wrong sums, and each recorder's warning with its ranks."""
     if ranks.launches:
         yield (
             f"these are ranks of {len(ranks.launches)} launches of the script: "

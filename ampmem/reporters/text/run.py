@@ -17,7 +17,7 @@ from ampmem.output import printable
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT, command_lines, or_absent, short, shorten, wrapped
 from ampmem.reporters.text.static_model import judgement
-from ampmem.units import format_bytes, format_count, format_duration, format_peak
+from ampmem.units import counted, format_bytes, format_count, format_duration, format_peak
 from ampmem.vocabulary import Precision, SourceKind
 
 
@@ -76,11 +76,6 @@ def describe_device(run: Summary | Job) -> str:
 
 
 _SOURCES = {SourceKind.SIMULATED: "simulated", SourceKind.SNAPSHOT: "from a memory snapshot"}
-
-
-def counted(count: int, what: str) -> str:
-    """``1 stream``, ``2 streams``."""
-    return f"{format_count(count)} {what}{'' if count == 1 else 's'}"
 
 
 def steps_in_words(summary: Summary) -> str:

@@ -82,7 +82,7 @@ def _mark(when: str, rows: Sequence[StaticComponent], parameters: int, layout: L
 
 
 def _why(row: StaticComponent, layout: Layout) -> list[str]:
-    """What explains a component's difference, and the unexplained rest; the sum has only its own terms."""
+    """The terms that explain a component's difference, and the unexplained rest; of the total only its own terms."""
     lines = []
     for term in (term for term in row.terms if row.component != TOTAL or term.kind is TermKind.ROUNDING):
         rule = f"; {share(abs(term.bytes), row.model_bytes)} of the rule" if row.model_bytes else ""
@@ -101,7 +101,7 @@ _CANCELLED = "more in some tensors and as much less in others"
 
 
 def tensors_in_words(term: Term, width: int) -> str:
-    """How many tensors a term is about, and the names of the largest: ``wte.weight, h.*.weight (2) and 10 more``.
+    """The number of a term's tensors, and the names of the largest: ``wte.weight, h.*.weight (2) and 10 more``.
 
     Each name has at most ``width`` characters.
     """

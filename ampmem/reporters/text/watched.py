@@ -96,7 +96,7 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
 
 
 def growth_line(found: WatchedSummary) -> str:
-    """Whether live memory at the end of each step grows."""
+    """The sentence that says whether live memory at the end of each step grows, and by how much per step."""
     growth = found.growth
     seen = next((part.first for part in reversed(found.full) if part.why is Why.GROWTH), None)
     if growth is None and seen is not None:

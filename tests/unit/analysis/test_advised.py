@@ -51,7 +51,7 @@ def ran(allocated: int, reserved: int = 0) -> Trial:
 def advised(trials: dict[Forced, Trial], device: Device = Device.SIMULATED) -> Advised:
     script = Script(blocks=None, optimizers=(), updated=1, device=device, device_name=RUN.device_name)
     return Advised(
-        path=Path("runs.jsonl"), of=OF, trials={NOTHING_FORCED: ran(100 * MIB, 200 * MIB)} | trials, script=script
+        path=Path("runs.jsonl"), identity=OF, trials={NOTHING_FORCED: ran(100 * MIB, 200 * MIB)} | trials, script=script
     )
 
 
@@ -120,7 +120,7 @@ def shown(recording: Recording) -> tuple[Summary, RankRun]:
     run = rank_run_of(recording, Path("train.ampmem"))
     assert run.entry is not None and run.summary is not None
     summary = replace(run.summary, findings=(finding("foreach-temporaries"), finding("copies-survive")))
-    left = advised({FUSED: ran(100 * MIB), FOREACH: ran(100 * MIB)}).left_out(
+    left = advised({FUSED: ran(100 * MIB), FOREACH: ran(100 * MIB)}).rank_without_disproved(
         replace(run, entry=replace(run.entry, summary=summary))
     )
     assert left.summary is not None
@@ -168,7 +168,7 @@ def test_the_file_of_a_search_is_read(tmp_path: Path) -> None:
     )
     path.write_text("\n".join(json.dumps(each) for each in (OF, *map(plain, runs))) + '\n{"forced"')
     found = read_advised(path)
-    assert found.of == OF and found.script == script
+    assert found.identity == OF and found.script == script
     assert found.trials == {run.forced: run.trial for run in runs}
 
 

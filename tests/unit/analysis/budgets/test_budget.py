@@ -153,7 +153,7 @@ def test_tables_of_other_scripts_and_modules_that_are_there_are_well(tmp_path: P
     project(tmp_path)
     found = pyproject(tmp_path, TABLES)
     for script in (None, "-m package", "somewhere.py", str(tmp_path / "train.py")):
-        assert list(found.of_no_script(script)) == []
+        assert list(found.misnamed_tables(script)) == []
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,12 @@ def test_tables_of_other_scripts_and_modules_that_are_there_are_well(tmp_path: P
         ("unheard_of/of.py", ""),
     ],
 )
-def test_a_table_of_no_script_and_of_no_module_is_said_with_the_nearest(table: str, meant: str, tmp_path: Path) -> None:
+def test_a_table_misnamed_tables_and_of_no_module_is_said_with_the_nearest(
+    table: str, meant: str, tmp_path: Path
+) -> None:
     project(tmp_path)
     found = pyproject(tmp_path, f'[tool.ampmem.budgets."{table}"]\npeak = 1\n')
-    assert list(found.of_no_script(str(tmp_path / "train.py"))) == [
+    assert list(found.misnamed_tables(str(tmp_path / "train.py"))) == [
         f'[tool.ampmem.budgets."{table}"] in {found.path} does not name a script or a module{meant}'
     ]
 
@@ -185,13 +187,13 @@ def test_a_module_from_elsewhere_need_not_be_imported_yet(tmp_path: Path, monkey
     (tmp_path / ".elsewhere").mkdir()
     (tmp_path / ".elsewhere" / "installed_of_old.py").touch()
     found = pyproject(tmp_path, '[tool.ampmem.budgets."-m installed_of_old"]\npeak = 1\n')
-    assert len(list(found.of_no_script("train.py"))) == 1
+    assert len(list(found.misnamed_tables("train.py"))) == 1
     monkeypatch.syspath_prepend(tmp_path / ".elsewhere")
-    assert list(found.of_no_script("train.py")) == []
+    assert list(found.misnamed_tables("train.py")) == []
     found = pyproject(tmp_path, '[tool.ampmem.budgets."-m made_at_run_time"]\npeak = 1\n')
-    assert len(list(found.of_no_script("train.py"))) == 1
+    assert len(list(found.misnamed_tables("train.py"))) == 1
     monkeypatch.setitem(sys.modules, "made_at_run_time", ModuleType("made_at_run_time"))
-    assert list(found.of_no_script("train.py")) == [], "it is there, though nothing says where from"
+    assert list(found.misnamed_tables("train.py")) == [], "it is there, though nothing says where from"
 
 
 def test_in_a_folder_with_too_many_files_only_what_is_near_the_script_is_said(
@@ -200,7 +202,7 @@ def test_in_a_folder_with_too_many_files_only_what_is_near_the_script_is_said(
     monkeypatch.setattr("ampmem.analysis.budgets.budget._MOST_FILES", 1)
     project(tmp_path)
     tables = '[tool.ampmem.budgets."trian.py"]\npeak = 1\n[tool.ampmem.budgets."unheard_of/of.py"]\npeak = 1\n'
-    (said,) = pyproject(tmp_path, tables).of_no_script(str(tmp_path / "train.py"))
+    (said,) = pyproject(tmp_path, tables).misnamed_tables(str(tmp_path / "train.py"))
     assert said.endswith("; did you mean 'train.py'?")
 
 
@@ -212,7 +214,7 @@ def pyproject(folder: Path, text: str) -> BudgetFile:
 
 
 def limits(found: BudgetFile, script: str | None) -> dict[str, int]:
-    return {budget.key: budget.limit for budget in found.of(script)}
+    return {budget.key: budget.limit for budget in found.budgets_of_script(script)}
 
 
 FILE = """
@@ -255,7 +257,7 @@ def test_the_nearest_file_with_a_table_of_ampmem_counts(tmp_path: Path) -> None:
     below.mkdir(parents=True)
     (tmp_path / "a" / "pyproject.toml").write_text("[tool.ruff]\nline-length = 100\n", encoding="utf-8")
     assert find_budgets(below) == found
-    assert pyproject(below, "[tool.ampmem.budgets]\n").of("train.py") == ()
+    assert pyproject(below, "[tool.ampmem.budgets]\n").budgets_of_script("train.py") == ()
 
 
 @pytest.mark.parametrize(
