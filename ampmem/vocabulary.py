@@ -33,6 +33,15 @@ FORCED_PRECISIONS = (Precision.FP32, Precision.AMP, Precision.AMP_NOCACHE)
 AUTOCAST_PRECISIONS = (Precision.AMP, Precision.AMP_NOCACHE)
 
 
+class Form(StrEnum):
+    """The form of a command's output: text, or its tables alone, to be pasted elsewhere."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    CSV = "csv"
+
+
 class AutocastDtype(StrEnum):
     """The dtype that autocast casts to."""
 

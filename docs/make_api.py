@@ -162,7 +162,9 @@ def whole_class(found: Found, name: str, level: str) -> list[str]:
     parts = sections(node)
     lines = [f"{level} `{name}`", "", plain(parts[""]), ""]
     lines += table(("field", "type", "what"), fields(node))
-    methods = [each for each in node.body if isinstance(each, ast.FunctionDef) and not has(each, "property")]
+    bases = [base.node for each in node.bases if (base := find(found.module, ast.unparse(each))) is not None]
+    bodies = [each for definition in (*bases, node) for each in definition.body]
+    methods = [each for each in bodies if isinstance(each, ast.FunctionDef) and not has(each, "property")]
     for each in methods:
         if each.name[0] != "_" and ast.get_docstring(each):
             lines += function(each, each.name, f"{level}#")

@@ -16,7 +16,14 @@ from ampmem.analysis.difference.difference import by_module, difference
 from ampmem.analysis.difference.sides import read_side
 from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge_all
-from ampmem.cli.options import ScriptCommand, ScriptOptions, precisions_option, seed_of_runs, shared_options
+from ampmem.cli.options import (
+    ScriptCommand,
+    ScriptOptions,
+    layout_option,
+    precisions_option,
+    seed_of_runs,
+    shared_options,
+)
 from ampmem.cli.processes.children import (
     ProgressLine,
     TimeLeft,
@@ -37,7 +44,7 @@ from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.base import object_or_array
 from ampmem.reporters.text.compare import render
 from ampmem.reporters.text.difference import render_difference
-from ampmem.reporters.text.layout import layout_for
+from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.units import format_peak
 from ampmem.vocabulary import FORCED_PRECISIONS, Device, Forced, Precision
@@ -66,6 +73,7 @@ from ampmem.vocabulary import FORCED_PRECISIONS, Device, Forced, Precision
     "if such recordings exist, with the next free number: train.2]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write an HTML report of all recordings here.")
+@layout_option
 @click.option(
     "--json",
     "as_json",
@@ -79,6 +87,7 @@ def compare(
     times: bool,
     output: str | None,
     html: Path | None,
+    layout: Layout,
     as_json: bool,
     options: ScriptOptions,
 ) -> None:
@@ -114,9 +123,8 @@ def compare(
         path for outcome in outcomes if outcome.entry.summary is not None for path in _existing(named, outcome.run)
     ]
     if not as_json:
-        click.echo(_rendered(outcomes, recorded, ranks=(options.nproc_per_node or 1) > 1))
-        for text in _compiling(named, outcomes):
-            click.echo(f"\n{text}")
+        text = _rendered(outcomes, recorded, layout, ranks=(options.nproc_per_node or 1) > 1)
+        click.echo(layout.shown("\n\n".join([text, *_compiling(named, outcomes, layout)])))
     elif recorded:
         click.echo(object_or_array([report_of(path).summary.to_json() for path in recorded]))
     _write_html(named, recorded)
@@ -276,9 +284,8 @@ def _existing(plan: _Plan, run: _Run) -> list[Path]:
     return [path for path in plan.files(run) if path.exists()]
 
 
-def _compiling(plan: _Plan, outcomes: Sequence[_Outcome]) -> Iterator[str]:
+def _compiling(plan: _Plan, outcomes: Sequence[_Outcome], layout: Layout) -> Iterator[str]:
     """What compiling changes in each precision, by category and by module, as text."""
-    layout = layout_for(sys.stdout)
     by_run = {outcome.run: outcome for outcome in outcomes if outcome.entry.summary is not None}
     for run in [run for run in by_run if run.compiled is not None and _Run(run.precision) in by_run]:
         sides = [read_side(plan.path(each)) for each in (_Run(run.precision), run)]
@@ -287,9 +294,9 @@ def _compiling(plan: _Plan, outcomes: Sequence[_Outcome]) -> Iterator[str]:
         yield f"{layout.strong(f'what compiling changes: {run.precision}')}\n\n{text}"
 
 
-def _rendered(outcomes: list[_Outcome], recorded: list[Path], *, ranks: bool) -> str:
+def _rendered(outcomes: list[_Outcome], recorded: list[Path], layout: Layout, *, ranks: bool) -> str:
     """The recordings side by side as text; with several ranks, the worst rank of each precision."""
-    files, layout = list(map(str, recorded)), layout_for(sys.stdout)
+    files = list(map(str, recorded))
     if ranks and recorded:
         return render_jobs(merge_all(read_runs(recorded)), files=files, layout=layout)
     return render(compare_entries([outcome.entry for outcome in outcomes]), files=files, layout=layout)

@@ -10,12 +10,12 @@ import click
 from ampmem.analysis.difference.difference import difference, difference_schema
 from ampmem.analysis.difference.sides import read_side
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.cli.options import schema_option
+from ampmem.cli.options import layout_option, schema_option
 from ampmem.errors import UsageError
 from ampmem.output import Terminal, check_output, sized
 from ampmem.recording import without_journals
 from ampmem.reporters.text.difference import CHANGES, render_difference
-from ampmem.reporters.text.layout import layout_for
+from ampmem.reporters.text.layout import Layout
 
 
 @click.command("diff", short_help="Say where the memory of two runs of changed code differs.")
@@ -36,6 +36,7 @@ from ampmem.reporters.text.layout import layout_for
     help="Show the N largest changes.",
 )
 @click.option("--all", "everything", is_flag=True, help="Show all changes.")
+@layout_option
 @click.option("--json", "as_json", is_flag=True, help="Print the difference as JSON.")
 @schema_option(difference_schema)
 @click.option(
@@ -51,6 +52,7 @@ def diff(
     category: str | None,
     most: int,
     everything: bool,
+    layout: Layout,
     as_json: bool,
     page: Path | None,
     force: bool,
@@ -75,8 +77,8 @@ def diff(
             check_output(page, force=force, option="--html", source=path)  # fail before the work
     before, after = map(read_side, given)
     found = difference(before, after, category=None if category is None else Category(category))
-    layout = layout_for(sys.stdout)
-    click.echo(found.to_json() if as_json else render_difference(found, layout, most=None if everything else most))
+    text = render_difference(found, layout, most=None if everything else most)
+    click.echo(found.to_json() if as_json else layout.shown(text))
     if page is not None:
         # Imports jinja2, which a shell's completion must not wait for.
         from ampmem.reporters.html import write_difference

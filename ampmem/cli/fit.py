@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ from ampmem.analysis.fit import FitResult, Memory, Vary, fit_result, fit_schema,
 from ampmem.cli.options import (
     ScriptCommand,
     ScriptOptions,
+    layout_option,
     precisions_option,
     schema_option,
     seed_of_runs,
@@ -44,7 +44,7 @@ from ampmem.names import warning
 from ampmem.output import check_output, say_written
 from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.fit import render_fit_result, what_follows
-from ampmem.reporters.text.layout import layout_for
+from ampmem.reporters.text.layout import Layout
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_PRECISIONS, Device, Precision
 
@@ -291,6 +291,7 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
     help=f"How many runs to make at the same time.  [default: one per CPU, at most {JOBS}]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write an HTML page with the curves here.")
+@layout_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, schema ampmem.fit/1.")
 @schema_option(fit_schema)
 @click.option("--device", "device_option", default=Device.SIMULATED.value, hidden=True)
@@ -302,6 +303,7 @@ def fit(
     jobs: int | None,
     device_option: str,
     html: Path | None,
+    layout: Layout,
     as_json: bool,
     options: ScriptOptions,
 ) -> None:
@@ -341,7 +343,7 @@ def fit(
     runs = RunPlan(script=script, varied=varied, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found, interrupted = _search(runs, chosen, gpu, curve=points)
     if found.runs:
-        click.echo(found.to_json() if as_json else render_fit_result(found, layout_for(sys.stdout)))
+        click.echo(found.to_json() if as_json else layout.shown(render_fit_result(found, layout)))
     if interrupted:
         raise KeyboardInterrupt
     if html is not None:

@@ -25,9 +25,20 @@ from ampmem.recorder.options import Asked
 from ampmem.recorder.script import Target
 from ampmem.recording import rank_file, taken_for_script
 from ampmem.units import parse_bytes
-from ampmem.vocabulary import ASSUMABLE, AutocastDtype, Device, Files, Forced, ForcedOption, Precision, forced_options
+from ampmem.vocabulary import (
+    ASSUMABLE,
+    AutocastDtype,
+    Device,
+    Files,
+    Forced,
+    ForcedOption,
+    Form,
+    Precision,
+    forced_options,
+)
 
 if TYPE_CHECKING:
+    from ampmem.reporters.text.layout import Layout
     from ampmem.simulator.assumed import Assumed
 
 
@@ -73,6 +84,23 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def choices(words: Iterable[StrEnum]) -> tuple[str, ...]:
     """``words`` as plain texts: click would show the names of an enumeration's members, not their values."""
     return tuple(word.value for word in words)
+
+
+def _layout(_: click.Context, __: click.Parameter, form: str) -> Layout:
+    from ampmem.reporters.text.layout import layout_for
+
+    return layout_for(sys.stdout, form=Form(form))
+
+
+layout_option = click.option(
+    "--format",
+    "layout",
+    type=click.Choice(choices(Form)),
+    default=Form.TEXT.value,
+    show_default=True,
+    callback=_layout,
+    help="Print text, or only its tables, to be pasted: as Markdown, LaTeX (booktabs) or CSV.",
+)
 
 
 def precision_option(text: str) -> Decorator:
@@ -162,7 +190,13 @@ _GROUPS = (
     ),
     _group("Ranks", "nproc_per_node world_size rank", "--nproc-per-node 2", "--gpu h100 --world-size 8 --rank 0"),
     _group("Files of the script", "files keep_files files_limit", "--gpu h100 --keep-files written", rare=True),
-    _group("Output", "output html snapshot quiet as_json schema force", "--html page.html", "--json", "-o run.ampmem"),
+    _group(
+        "Output",
+        "output html snapshot quiet layout as_json schema force",
+        "--html page.html",
+        "--json",
+        "-o run.ampmem",
+    ),
 )
 """The groups in the order of ``--help``; options in no group come last."""
 

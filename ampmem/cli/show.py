@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,13 +21,13 @@ from ampmem.analysis.ranks.ranks import Ranks, ranks_schema
 from ampmem.analysis.soundness import faults, soundness
 from ampmem.analysis.summary import Summary, summary_schema
 from ampmem.analysis.watched import WatchedSummary, full_recording, watched_run, watched_schema
-from ampmem.cli.options import advised_option, schema_option
+from ampmem.cli.options import advised_option, layout_option, schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import is_watched, rank_of, rank_pattern, read, without_journals
 from ampmem.recording.watched_file import read_watched
 from ampmem.reporters.base import EVERYTHING, WHAT, Detail, Report, object_or_array
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.layout import Layout, layout_for
+from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.memory import render_what_if
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.reporters.text.table import render_reports, separator
@@ -48,6 +47,7 @@ def _detail_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("show", short_help="Print recordings as tables, or as JSON.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@layout_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; several files give an array.")
 @schema_option(lambda: one_or_several(Summary, summary_schema()))
 @click.option(
@@ -90,6 +90,7 @@ def show(
     context: click.Context,
     /,
     files: tuple[Path, ...],
+    layout: Layout,
     as_json: bool,
     as_ranks: bool,
     full: int | None,
@@ -113,7 +114,7 @@ def show(
     NO_COLOR is set or TERM is dumb.
     """
     details = EVERYTHING if everything else frozenset(detail for detail in Detail if chosen[detail.replace("-", "_")])
-    layout, files = layout_for(sys.stdout), tuple(without_journals(files))
+    files = tuple(without_journals(files))
     watched = [path for path in files if is_watched(path)]
     if full is not None:
         with TemporaryDirectory(prefix="ampmem-") as folder:
@@ -126,7 +127,8 @@ def show(
     if checking:
         context.exit(1 if [path for path in files if not is_sound(path)] else 0)
     if settings:
-        click.echo("\n\n".join(f"{path}\n\n{render_what_if(what_ifs(path, settings), layout)}" for path in files))
+        texts = [f"{path}\n\n{render_what_if(what_ifs(path, settings), layout)}" for path in files]
+        click.echo(layout.shown("\n\n".join(texts)))
         return
     runs = read_runs(files)
     if advised is not None:
@@ -137,14 +139,14 @@ def show(
         return
     tables = partial(render_reports, details=details, all_steps=all_steps, layout=layout)
     if len(runs) == 1 and not as_ranks:
-        click.echo(tables([_report(runs[0], alone=True)]))
+        click.echo(layout.shown(tables([_report(runs[0], alone=True)])))
         return
     jobs = merge_all(_of_jobs(runs)) if as_ranks or are_ranks(runs) else None
-    click.echo(_together(runs, jobs, details, layout))
+    text = _together(runs, jobs, details, layout)
     after = [] if as_ranks else runs if each or all_steps else _with_tables(runs, jobs, details)
     if after:
-        click.echo(f"\n{separator(layout)}\n")
-        click.echo(tables(list(map(_report, after))))
+        text += f"\n\n{separator(layout)}\n\n{tables(list(map(_report, after)))}"
+    click.echo(layout.shown(text))
 
 
 def _taken_out(files: Sequence[Path], number: int, folder: Path) -> Path:
@@ -168,7 +170,7 @@ def _show_watched(files: Sequence[Path], watched: Sequence[Path], *, as_json: bo
     parts = [render_watched(each, layout) for each in found]
     if len(found) > 1:
         parts = [render_watched_ranks(found, layout), *parts]
-    click.echo(f"\n\n{separator(layout)}\n\n".join(parts))
+    click.echo(layout.shown(f"\n\n{separator(layout)}\n\n".join(parts)))
 
 
 def _together(runs: Sequence[RankRun], jobs: Jobs | None, details: frozenset[Detail], layout: Layout) -> str:

@@ -11,7 +11,7 @@ from ampmem.analysis.budgets.check import AT_PEAK, PEAK_IS, TRIALS_NOT_JUDGED, B
 from ampmem.analysis.difference.difference import GroupChange, changes_between, folded
 from ampmem.names import is_warning, warning_text
 from ampmem.reporters.text.difference import changes_table, elsewhere, what
-from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
+from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_with_lines, words
 from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
 from ampmem.units import counted, format_apart, format_bytes, format_count, format_peak, peaks_apart
 
@@ -251,12 +251,10 @@ def _largest(broken: Broken, caption: str, layout: Layout) -> str:
     folds = folded(changes_between((), broken.held))
     columns = [number("bytes"), words("category"), words("what", least=16)]
     rows = [[format_bytes(fold.after), str(fold.largest.category), what(fold)] for fold in folds[:CHANGES]]
-    head, body = table_lines(columns, rows, layout)
-    lines += ["", *head]
-    for row, fold in zip(body, folds, strict=False):
-        frame = fold.largest.source_line
-        at = [] if frame is None else [layout.faint(f"{'':{_INDENT}}{shorten(f'at {frame}', layout.width - _INDENT)}")]
-        lines += [*row, *at]
+    frames = [fold.largest.source_line for fold in folds[:CHANGES]]
+    room = layout.width - _INDENT
+    below = [[layout.faint(f"{'':{_INDENT}}{shorten(f'at {each}', room)}")] if each else [] for each in frames]
+    lines += ["", *table_with_lines(columns, rows, below, layout)]
     left = folds[CHANGES:]
     if left:
         lines.append(f"… and {format_count(len(left))} smaller: {format_bytes(sum(fold.after for fold in left))}")

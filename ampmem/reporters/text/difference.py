@@ -11,7 +11,7 @@ from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.names import shape_text
 from ampmem.reporters.text.answer import capital, in_phase, listed, name
-from ampmem.reporters.text.layout import Layout, number, table, table_lines, words
+from ampmem.reporters.text.layout import Layout, number, table, table_with_lines, words
 from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
 from ampmem.reporters.text.plain_text import columns as columns_of
 from ampmem.units import counted, format_apart, format_bytes, format_count, format_peak, peaks_apart
@@ -152,10 +152,8 @@ def changes_table(changes: Sequence[GroupChange], layout: Layout, *, most: int |
     for fold in shown:
         sizes = [signed(fold.grown), str(fold.largest.kind), format_bytes(fold.before), format_bytes(fold.after)]
         rows.append([*sizes, str(fold.largest.category), what(fold)])
-    lines, body = table_lines(columns, rows, layout)
-    for row, fold in zip(body, shown, strict=True):
-        lines += row
-        lines += [layout.faint(f"{'':{_INDENT}}{each}") for each in _below(fold, layout.width - _INDENT)]
+    below = [[layout.faint(f"{'':{_INDENT}}{each}") for each in _below(fold, layout.width - _INDENT)] for fold in shown]
+    lines = table_with_lines(columns, rows, below, layout)
     grown = [fold.grown for fold in folds[len(shown) :]]
     if grown:
         came, went = sum(size for size in grown if size > 0), sum(size for size in grown if size < 0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from io import StringIO
 from itertools import pairwise, zip_longest
 from typing import Literal, TextIO
 
@@ -15,9 +18,13 @@ from tabulate import tabulate
 
 from ampmem.reporters.text.plain_text import ABSENT, FILLER, WIDTH, filled, shorten, wrapped
 from ampmem.reporters.text.plain_text import columns as columns_of
+from ampmem.vocabulary import Form
 
 NARROWEST, WIDEST = 40, 160
 """The least and the largest number of columns that a text is laid out for."""
+
+_UNLIMITED = 10_000
+"""The width of text of which only the tables are shown."""
 
 _GAP = 2
 """The number of columns that tabulate puts between two columns."""
@@ -29,14 +36,50 @@ _BELOW = 4
 class Layout:
     """How text is laid out: no line is longer than ``width``; ``colour`` says whether it may be styled.
 
-    Styles come last, line by line: text that is wrapped, cut or counted has no escape codes yet.
+    Styles come last, line by line: text that is wrapped, cut or counted has no escape codes yet. In another ``form``
+    than text, ``tables`` collects each heading, and each table in that form.
     """
 
     width: int = WIDTH
     colour: bool = False
+    form: Form = Form.TEXT
+    tables: list[tuple[str, str]] = field(default_factory=list)
+
+    def shown(self, text: str) -> str:
+        """``text``; in another form the tables that were laid out so far, each after its heading."""
+        if self.form is Form.TEXT:
+            return text
+        before = [("", ""), *self.tables]
+        return "\n\n".join(
+            f"{_CAPTIONS[self.form].format(caption)}{made}" if caption else made
+            for (caption, _), (_, made) in zip(before, self.tables, strict=False)
+            if made
+        )
+
+    def note(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+        """Collect a table, unless the form is text."""
+        heads = [column.on_a_line for column in columns]
+        if not rows:
+            return
+        if self.form is Form.CSV:
+            text = StringIO()
+            csv.writer(text, lineterminator="\n").writerows([heads, *rows])
+            self.tables.append(("", text.getvalue().rstrip("\n")))
+        elif self.form is not Form.TEXT:
+            of = {Form.MARKDOWN: "pipe", Form.LATEX: "latex_booktabs"}[self.form]
+            escaped = [[_MARKUP.sub(r"\\\g<0>", cell) for cell in row] for row in (heads, *rows)]
+            head, *body = escaped if self.form is Form.MARKDOWN else (heads, *rows)
+            align = [column.align for column in columns]
+            self.tables.append(("", tabulate(body, head, tablefmt=of, disable_numparse=True, colalign=align)))
 
     def strong(self, line: str) -> str:
-        """``line`` as a heading or a total."""
+        """``line`` as a heading."""
+        if self.form is not Form.TEXT:
+            self.tables.append((line, ""))
+        return self.bold(line)
+
+    def bold(self, line: str) -> str:
+        """``line`` as the row of a total."""
         return click.style(line, bold=True) if self.colour and line else line
 
     def heading(self, text: str, *, indent: str = "  ") -> str:
@@ -59,12 +102,19 @@ class Layout:
 PLAIN = Layout()
 """The layout for a file, a pipe, or another program."""
 
+_CAPTIONS = {Form.MARKDOWN: "**{}**\n\n", Form.LATEX: "% {}\n", Form.CSV: "# {}\n"}
+_MARKUP = re.compile(r"[\\`*|\[]|<(?=[A-Za-z/!])")
+"""What would be markup in a cell of a Markdown table."""
 
-def layout_for(stream: TextIO | None, environment: Mapping[str, str] = os.environ) -> Layout:
+
+def layout_for(stream: TextIO | None, environment: Mapping[str, str] = os.environ, form: Form = Form.TEXT) -> Layout:
     """The layout for ``stream``: as wide as COLUMNS says, else as the terminal, else plain.
 
-    Text is coloured on a terminal only, unless NO_COLOR or TERM=dumb.
+    Text is coloured on a terminal only, unless NO_COLOR or TERM=dumb. Tables in another ``form`` than text are as wide
+    as they are.
     """
+    if form is not Form.TEXT:
+        return Layout(width=_UNLIMITED, form=form)
     columns, colour = _columns_of_environment(environment), False
     with suppress(OSError, ValueError):  # the stream is closed
         if stream is not None and stream.isatty():
@@ -105,8 +155,12 @@ class Column:
     @property
     def alone(self) -> str:
         """The head for a table in which the column before this one is missing."""
-        own = self.head.strip().replace("/\n", "/").replace("-\n", "").replace("\n", " ")
-        return f"{self.of}\n{own}" if self.of else self.head
+        return f"{self.of}\n{self.on_a_line}" if self.of else self.head
+
+    @property
+    def on_a_line(self) -> str:
+        """The head without its line breaks."""
+        return self.head.strip().replace("/\n", "/").replace("-\n", "").replace("\n", " ")
 
 
 def number(head: str, *, rank: int = 0, of: str = "") -> Column:
@@ -127,6 +181,7 @@ def table(
     Columns without room follow in further tables, each with the first column again, or below each row if the first
     column does not distinguish the rows. Rows whose first cell is in ``strong`` are bold.
     """
+    layout.note(columns, rows)
     left = list(range(1, len(columns)))
     if len({row[0] for row in rows}) < len(rows) and _columns_that_fit(columns, rows, [0, *left], layout.width) != [
         0,
@@ -146,6 +201,16 @@ def table(
         )
         texts.append("\n".join([*head, *(line for lines in body for line in lines)]))
     return "\n\n".join(texts)
+
+
+def table_with_lines(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], below: Sequence[Sequence[str]], layout: Layout
+) -> list[str]:
+    """The lines of a table, with the lines of text ``below`` each row; a column in another form than text."""
+    texts = [" ".join(map(str.strip, lines)) for lines in below]
+    layout.note([*columns, words("")], [[*row, text] for row, text in zip(rows, texts, strict=True)])
+    head, body = table_lines(columns, rows, layout)
+    return [*head, *(line for row, lines in zip(body, below, strict=True) for line in (*row, *lines))]
 
 
 def table_lines(
@@ -199,7 +264,7 @@ def _cells_of_lines(
     body = []
     for row, parts in zip(rows, broken, strict=True):
         mine = [next(lines) for _ in parts]
-        body.append([layout.strong(line) for line in mine] if row[0] in strong else mine)
+        body.append([layout.bold(line) for line in mine] if row[0] in strong else mine)
     return [*head, rule], body
 
 

@@ -15,7 +15,7 @@ from ampmem.analysis.ops import plain_op, result_of, user_frame
 from ampmem.analysis.summary import Peak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.names import casts_compiled, layers, layers_named, natural, of_all_layers, shape_text
-from ampmem.reporters.text.layout import Layout, number, table, table_lines, words
+from ampmem.reporters.text.layout import Layout, number, table, table_with_lines, words
 from ampmem.reporters.text.plain_text import ABSENT, per_parameter, share, shorten, signed, size_cells, wrapped
 from ampmem.reporters.text.plain_text import columns as columns_of
 from ampmem.units import counted, format_bytes, format_count, format_peak
@@ -212,10 +212,8 @@ def render_largest(summary: Summary, layout: Layout) -> str:
     ]
     if all(len(group) == 1 for group in shown):  # each total is the size itself
         columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
-    lines, body = table_lines(columns, rows, layout)
     # A frame is wider than any column could be, so it has a line of its own.
-    for row, group in zip(body, shown, strict=True):
-        lines += [*row, *_below(group[0], layout)]
+    lines = table_with_lines(columns, rows, [_below(group[0], layout) for group in shown], layout)
     return "\n".join([layout.heading(f"largest allocations at {when}"), "", *lines])
 
 

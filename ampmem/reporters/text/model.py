@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ampmem.analysis.static_model.recipes import COMPONENTS, PUBLISHED, TOLERANCE, Measured, Published, Recipe, match
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
+from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_with_lines, words
 from ampmem.reporters.text.plain_text import AT_MARK, per_parameter, shorten
 from ampmem.units import format_bytes, format_count
 
@@ -129,11 +129,11 @@ def _published(parameters: int, layout: Layout) -> str:
     """A row for each published formula, and under it what it counts, which is too long for a column."""
     rows = [[formula.key, *_in_both(formula.total, parameters)] for formula in PUBLISHED.values()]
     columns = [words("published, with Adam", least=_NAME), number("B/param"), number("bytes")]
-    lines, body = table_lines(columns, rows, layout)
-    for row, formula in zip(body, PUBLISHED.values(), strict=True):
+    below = []
+    for formula in PUBLISHED.values():
         parts = [f"{size:g} {component.replace('_', ' ')}" for component, size in formula.components.items() if size]
-        lines += [*row, _wrap(f"{' + '.join(parts)}. {formula.counts}", layout, "  ", hang="")]
-    return "\n".join(lines)
+        below.append([_wrap(f"{' + '.join(parts)}. {formula.counts}", layout, "  ", hang="")])
+    return "\n".join(table_with_lines(columns, rows, below, layout))
 
 
 def _terms(recipe: Recipe, parameters: int, layout: Layout) -> str:
