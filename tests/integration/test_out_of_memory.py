@@ -315,6 +315,6 @@ def test_a_precision_that_runs_out_is_a_column(tmp_path: Path) -> None:
     assert "0 steps, peak 4.0 MiB, in train.fp32.ampmem" in done.stderr
     told = " ".join(done.stdout.split())
     assert "fp32 failed: torch.OutOfMemoryError: CUDA out of memory" in told
-    assert "it recorded 0 steps that ended" in told
+    assert "it recorded 0 finished steps" in told
     assert "fp32 ran out of memory in setup: a block of 4.0 GiB was requested at" in told
     assert "at the peak, step 0" in told and "after backward, step 0" not in told

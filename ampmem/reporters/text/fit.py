@@ -120,10 +120,10 @@ def what_follows(remaining: Remaining) -> str:
         bounds = f"above {fits}" if too_large is None else f"between {fits} and {too_large}"
         searched.append(f"{precision} {'not run yet' if fits is None else bounds}")
     if searched:
-        return f"; left: {', '.join(searched)}"
+        return f"; still to find: {', '.join(searched)}"
     if remaining.crossings:
-        return f"; left: the value from which less is allocated than in {BASELINE}"
-    return f"; left: {counted(remaining.runs, 'run')} for the curve" if remaining.runs else ""
+        return f"; still to find: the value from which less is allocated than in {BASELINE}"
+    return f"; {counted(remaining.runs, 'more run')} for the curve" if remaining.runs else ""
 
 
 def _points(fit: FitResult, layout: Layout) -> str:

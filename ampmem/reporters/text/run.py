@@ -79,9 +79,9 @@ _SOURCES = {SourceKind.SIMULATED: "simulated", SourceKind.SNAPSHOT: "from a memo
 
 
 def steps_in_words(summary: Summary) -> str:
-    """The number of steps that ended: ``3 steps``, ``2 steps that ended`` if memory ran out in another."""
-    ended = "" if summary.steps[-1].finished else " that ended"
-    return f"{counted(sum(step.finished for step in summary.steps), 'step')}{ended}"
+    """The number of steps that ended: ``3 steps``, ``2 finished steps`` if memory ran out in another."""
+    what = "step" if summary.steps[-1].finished else "finished step"
+    return counted(sum(step.finished for step in summary.steps), what)
 
 
 def describe_optimizers(summary: Summary) -> str:

@@ -107,11 +107,11 @@ def growth_line(found: WatchedSummary) -> str:
     if growth is None:
         few = f" (a verdict needs {LEAST_STEPS} steps)" if found.steps < LEAST_STEPS else ""
         return f"no growth seen in the memory allocated at the end of each step{few}"
-    each = format_bytes(round(growth.per_step))
+    each, size = format_bytes(round(growth.per_step)), round(growth.noise)
+    noise = f", give or take {format_bytes(size)}" if size else ""
     return (
         f"memory grows: the memory allocated at the end of each step rises by {each} per step, "
-        f"{format_bytes(growth.total)} from step {growth.first} to step {growth.last}, with a noise of "
-        f"{format_bytes(round(growth.noise))}"
+        f"{format_bytes(growth.total)} from step {growth.first} to step {growth.last}{noise}"
     )
 
 

@@ -182,7 +182,7 @@ def test_the_page_points_at_the_instant() -> None:
     assert said.out_of_memory.frames == ("train.py:9 main",)
     assert "out-of-memory" not in [finding.code for finding in said.findings], "its section says it all"
     assert [step.update for step in said.steps] == ["skipped", "out of memory"]
-    assert "1 step that ended" in said.facts
+    assert "1 finished step" in said.facts
     assert said_of(summarize(small_run().recording()), ()).out_of_memory is None
     assert "step 0" in html_of(summary_card(summary))
 

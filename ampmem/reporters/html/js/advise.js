@@ -35,7 +35,7 @@ function showTexts(data) {
   const columns = data.columns.map((head, i) => ({ head, number: i > 0 && i < 5, wide: i === 6 }));
   fill(byId("runs"), tableOf({ caption: "The best run comes first", columns, rows: data.table, stacked: true }));
   const above = data.limit !== null && !adviceLimitShown(data);
-  byId("limit").textContent = above ? `The limit is above the picture: ${data.limit_text}.` : "";
+  byId("limit").textContent = above ? `Not drawn, because all runs are far below: ${data.limit_text}.` : "";
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
 }
 

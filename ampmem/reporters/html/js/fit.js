@@ -28,7 +28,7 @@ function showTexts(data) {
   fill(byId("runs"), tableOf({ caption: "Peak reserved of each run, and peak allocated", columns, rows: data.table }));
   const above = data.capacity !== null && !capacityShown(drawnFrom(data));
   byId("capacity").textContent = above
-    ? `The ${formatBytes(data.capacity)} that the allocator can take are above the picture.`
+    ? `Not drawn, because all runs are far below: the ${formatBytes(data.capacity)} that the allocator can take.`
     : "";
   byId("room").textContent = data.room;
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;

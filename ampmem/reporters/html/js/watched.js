@@ -39,7 +39,7 @@ function showTexts(data) {
   const columns = data.held_columns.map((head, i) => ({ head, number: i > 0 }));
   if (data.held.length > 0) fill(byId("held"), tableOf({ columns, rows: data.held, foot: true }));
   const above = data.limit !== null && !limitShown(data);
-  byId("limit").textContent = above ? `${data.limit_text} are above the picture.` : "";
+  byId("limit").textContent = above ? `Not drawn, because the run is far below: ${data.limit_text}.` : "";
   showFull(data);
   const commands = data.commands.map((command) => make("code", {}, command));
   listed("next", "commands", commands);
