@@ -144,7 +144,9 @@ def test_the_budget_is_a_line(page: Any) -> None:
 def test_a_limit_that_is_far_above_is_told_and_not_drawn(tmp_path: Path, open_page: Open, recording: Path) -> None:
     write_advice(made(None, 80 << 10), tmp_path / "advise.html", before=recording)
     page = open_page(tmp_path / "advise.html", width=400)
-    assert page.locator("#limit").inner_text() == "Not drawn, because all runs are far below: the GPU's memory: 80.0 GiB."
+    assert (
+        page.locator("#limit").inner_text() == "Not drawn, because all runs are far below: the GPU's memory: 80.0 GiB."
+    )
     assert page.evaluate("document.getElementById('chart').layout.yaxis.range[1]") < 1100 * MIB
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 

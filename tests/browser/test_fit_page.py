@@ -150,7 +150,10 @@ def test_a_capacity_that_is_far_above_is_told_and_not_drawn(tmp_path: Path, open
     write_fit(made(80 << 30), tmp_path / "fit.html")
     page = open_page(tmp_path / "fit.html", width=400)
     room = format_bytes((80 << 30) - 512 * MIB)
-    assert page.locator("#capacity").inner_text() == f"Not drawn, because all runs are far below: the {room} that the allocator can take."
+    assert (
+        page.locator("#capacity").inner_text()
+        == f"Not drawn, because all runs are far below: the {room} that the allocator can take."
+    )
     assert page.evaluate("document.getElementById('chart').layout.yaxis.range[1]") < 512 * MIB
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.cuda_model import Clock, ModelCuda, ModelTracker, events_of, held, reserved_after, totals
 
@@ -169,6 +169,12 @@ def test_events_and_layers_agree_with_the_allocator(
     before=st.lists(st.one_of(_MALLOC, _USE, _FREE), max_size=6),
     others=st.lists(_OF_OTHERS, max_size=12),
     drift=_DRIFT,
+)
+@example(  # freed while a mark counts, and allocated again while the segments are read
+    calls=[("drain", 0, 0), ("mark", 0, 0), ("drain", 0, 0)],
+    before=[("malloc", 1, 0)],
+    others=[[], [], [], [], [], [("free", 0, 0)], [], [("malloc", 1, 0)]],
+    drift=0,
 )
 def test_other_threads_may_allocate_while_the_allocator_is_read(
     calls: list[tuple[str, int, int]],

@@ -189,6 +189,20 @@ def _same_blocks(one: BlockTable, other: BlockTable) -> bool:
     return np.array_equal(one[:_SIZE], other[:_SIZE])
 
 
+def _leads_to(trace: Trace, final: BlockTable) -> bool:
+    """Whether ``trace`` leaves at each of its addresses what ``final`` has there.
+
+    Another thread may have allocated the address again after the trace was copied: from the state before alone, that
+    alloc could not be missed.
+    """
+    entries = np.flatnonzero((trace.kind >= IS_ALLOC) & (trace.kind <= IS_DONE))[::-1]
+    addresses, last = np.unique(trace.address[entries], return_index=True)
+    left = entries[last[trace.kind[entries[last]] != IS_DONE]]
+    there = final.compress(np.isin(final[_ADDRESS], addresses), axis=1)
+    there = there[:, np.argsort(there[_ADDRESS])]
+    return np.array_equal(np.array([trace.kind[left], trace.address[left], trace.size[left]]), there[:_SIZE])
+
+
 def blocks_before(trace: Trace, final: BlockTable, settings: Settings) -> BlockTable:
     """The blocks before ``trace``, which led to the blocks ``final``: those that it leaves alone, then the others.
 
@@ -390,6 +404,7 @@ class History:
         return (
             not self._first
             and reserved == self._segments.held.size
+            and _leads_to(trace, final.table)
             and _same_blocks(before[:, np.argsort(before[_ADDRESS])], self._held)
         )
 
