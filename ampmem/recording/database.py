@@ -18,7 +18,7 @@ import re
 import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import chain
@@ -167,12 +167,10 @@ WATCHED = Layout(
 
 def first_bytes(path: Path) -> bytes:
     """The first bytes of the file at ``path``; none if it cannot be read, or is a pipe or a device."""
-    try:
+    with suppress(OSError):
         if path.is_file():
             with path.open("rb") as stream:
                 return stream.read(_APPLICATION_AT + 4)
-    except OSError:
-        pass
     return b""
 
 

@@ -68,7 +68,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is known of the run as a whole; ``device_name`` and ``place`` only if they changed since the start."""
+    """The properties of the run as a whole; ``device_name`` and ``place`` only if they changed since the start."""
 
     precision: PrecisionRecord
     parameters: tuple[ParameterRecord, ...]

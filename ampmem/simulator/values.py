@@ -318,7 +318,7 @@ class Guesses:
         self._device.made_up[line] = number, self._advice(line)
 
     def _advice(self, line: str) -> str:
-        """How a user sets the number that is read on ``line``."""
+        """The option by which a user sets the number that is read on ``line``."""
         path, _, number = line.rpartition(":")
         return self._assumed.advice(f"{Path(path).name}:{number}=NUMBER")
 

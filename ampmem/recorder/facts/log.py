@@ -70,7 +70,7 @@ seen: list[str] = []
 
 
 class Misses:
-    """Notes each error inside ampmem once: what it was and where. ``note`` is called with the text."""
+    """Notes each distinct error inside ampmem once, with its place; ``note`` is called with the text."""
 
     def __init__(self) -> None:
         self.note: Callable[[str], None] | None = None
@@ -150,7 +150,7 @@ class See(Protocol):
 _KEPT = frozenset({Fact.PARAMETER, Fact.BUFFER, Fact.OPTIMIZER_STATE, Fact.MASTER_COPY})
 """Facts about tensors that the script keeps for long."""
 _TOLD = _KEPT | {Fact.INPUT, Fact.COMMUNICATION, Fact.COLLECTIVE}
-"""Facts about tensors whose storages the source is told of: no op that it sees may have made them."""
+"""Facts about tensors that are reported to the source: it may not have seen their allocation."""
 
 
 class Log:
@@ -368,7 +368,7 @@ class Repeated:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._told: frozenset[int] = frozenset()
-        """Addresses of the storages of which the source was told."""
+        """Addresses of the storages that were reported to the source."""
 
     def log(self, key: int, read: Callable[[TensorReader, int, int], int] | None, look: Callable[[], None]) -> bool:
         """Log the facts that ``look`` logs about a set of tensors; returns whether it is the set of the last call.

@@ -37,7 +37,7 @@ _NO_TENSORS = frozenset((int, float, bool, str, type(None)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Own:
-    """A parameter that only an optimizer has: what it is, and which parameters it copies."""
+    """A parameter that only an optimizer has: the fact about it, and the names of the parameters that it copies."""
 
     parameter: weakref.ref[torch.Tensor]
     fact: Fact
@@ -81,7 +81,7 @@ class OptimizerHooks:
         """Optimizers made while recording."""
         self._gradients: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
         self._states: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
-        """What each step logs anew, by the ``id`` of the optimizer."""
+        """The gradients and states that each step logs anew, by the ``id`` of the optimizer."""
         self._told = Optimizers(died=lambda _: None)
         """The optimizers that were reported to the listener."""
         self._idle: set[str] = set()

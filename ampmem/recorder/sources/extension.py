@@ -115,7 +115,7 @@ class CompiledExtension:
         """The loaded library. While one of its functions runs, other threads run Python."""
         # CDLL gives up the GIL around each call, PyDLL does not; both are one library in memory.
         self.with_gil = ctypes.PyDLL(str(library))
-        """The same, but no other thread runs Python meanwhile: for functions that call Python."""
+        """The library for functions that call Python: no other thread runs Python meanwhile."""
         self.library.ampmem_name.restype = ctypes.c_char_p
         self.library.ampmem_name.argtypes = (ctypes.c_int64,)
         self.library.ampmem_take.argtypes = (*(ctypes.c_void_p, ctypes.c_int64) * 2, _TAKEN)
@@ -149,7 +149,7 @@ class CompiledExtension:
         return self._names
 
     def take(self, *, go_on: bool = True) -> Observed:
-        """What was observed since the last call; recording goes on, or stops."""
+        """The blocks and nodes observed since the last call; recording goes on, or stops."""
         if not go_on:
             self.abandon()
         counts, taken = _COUNTS(), _TAKEN()
@@ -172,12 +172,12 @@ class CompiledExtension:
 
 
 def folder() -> Path:
-    """Where compiled extensions are. Raises ``RuntimeError`` without a home folder."""
+    """The folder of compiled extensions. Raises ``RuntimeError`` without a home folder."""
     return cache_folder("extension")
 
 
 def path() -> Path:
-    """Where the extension for this torch and this ampmem is, or would be; beside it is its :func:`_seal`."""
+    """The file of the extension for this torch and this ampmem, compiled or not; its :func:`_seal` is beside it."""
     return folder() / f"{torch.__version__}-{_digest()[:12]}.so"
 
 
@@ -304,7 +304,7 @@ def _compile(compiler: Sequence[str], library: Path) -> None:
 
 
 def left_out(library: Path) -> list[str]:
-    """One message for each part that the compiled ``library`` could have with this torch, and does not have."""
+    """One message for each part that the compiled ``library`` lacks although this torch could have it."""
     has, missing = ctypes.CDLL(str(library)), []
     if not hasattr(has, "ampmem_ops_start"):
         missing.append(_NO_OPS)

@@ -251,7 +251,7 @@ _LOADED = (
     "torch.distributed.checkpoint.load out"
 )
 _WITHOUT_TENSORS = "without_tensors.pickle"
-"""The file of a distributed checkpoint that a simulated run writes: all of it but the tensors, which have no values."""
+"""The file that a simulated run writes for a distributed checkpoint: all but the tensors, which have no values."""
 _TRACED = (
     "a pipeline that is traced from the whole model cannot be simulated; give PipelineStage the module of each stage"
 )

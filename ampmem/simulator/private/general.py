@@ -121,7 +121,7 @@ def install_cuda_device() -> Callable[[], None]:
 
 
 def _install_guard(c10: ctypes.CDLL) -> None:
-    """Install an inert device guard for CUDA, all of it C++; it stays.
+    """Install an inert device guard for CUDA, written in C++; it stays until the process ends.
 
     Only tensors that claim the device use it; without it, tensors that outlive the simulation would end the process:
     ``torch::autograd::InputMetadata`` does not expect a tensor's device without a guard.
@@ -583,7 +583,7 @@ DEVICE_GUARD, SLEEP = "_DeviceGuard", "_sleep"
 SET_SETTINGS = "_set_allocator_settings"
 """Changes the allocator's settings, in ``torch.cuda.memory``. If it is missing, it is not patched."""
 ACCELERATOR_SETTINGS = (torch._C, "_accelerator_setAllocatorSettings", "_accelerator_getAllocatorSettings")
-"""Its replacement since 2.10, and the function that returns the settings in force."""
+"""The replacement of :data:`SET_SETTINGS` since 2.10, and the function that returns the settings in force."""
 RECORD_HISTORY, SNAPSHOT, DUMP_SNAPSHOT = "_record_memory_history", "_snapshot", "_dump_snapshot"
 """Memory snapshots, as scripts write them, in ``torch.cuda.memory``.
 

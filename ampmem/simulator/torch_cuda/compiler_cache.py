@@ -1,4 +1,4 @@
-"""Where Inductor keeps what it has compiled for simulated GPUs: a folder of ampmem's own, never the user's caches.
+"""Inductor's cache for code compiled for simulated GPUs: a folder of ampmem's own, never the user's caches.
 
 What is in it was made with made-up answers, so a real GPU must not get it; and it makes a second run cheap. It has a
 folder for each torch, GPU and ampmem, and at most :data:`LIMIT` bytes, of which the oldest go first. Inductor loads
