@@ -53,30 +53,6 @@ _KINDS: Final = 5
 """Maximum number of kinds of left-out events that are named."""
 
 
-def notes_of(
-    snapshot: DeviceSnapshot,
-    lives: TracedBlocks,
-    readings: Sequence[StackReading],
-    course: Course,
-    found: Conclusions,
-    precision: PrecisionRecord,
-    dtype: str,
-) -> tuple[str, ...]:
-    """The notes, most important first; ``dtype`` is the dtype assumed for parameters."""
-    return (
-        *_beginning(lives),
-        *_checked(snapshot, lives),
-        *_failed(snapshot),
-        *_stacks(lives, readings),
-        *_course(course, lives, readings),
-        *found.notes,
-        *_types(found, precision, dtype),
-        *_autocast(lives, readings, precision),
-        *([] if snapshot.timed else [NO_TIMES]),
-        *_left_out(snapshot),
-    )
-
-
 def _beginning(lives: TracedBlocks) -> Iterator[str]:
     before = sum(allocation.born == BEFORE for allocation in lives.allocations)
     if before:
@@ -290,6 +266,19 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     segments, unknown = segments_reserved(snapshot, lives, _start(lives) - 1)
     ooms = _ooms(snapshot, lives, course)
     optimized = bool(course.optimizer_names) or _updates(course)
+    notes = (  # the most important first
+        *_beginning(lives),
+        *_checked(snapshot, lives),
+        *_failed(snapshot),
+        *_stacks(lives, readings),
+        *_course(course, lives, readings),
+        *found.notes,
+        *_types(found, precision, dtype),
+        *_autocast(lives, readings, precision),
+        *([] if snapshot.timed else [NO_TIMES]),
+        *_left_out(snapshot),
+        *unknown,
+    )
     return Recording(
         run=_run_record(snapshot, name),
         precision=precision,
@@ -321,7 +310,7 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
             for parameter in found.parameters
         ),
         optimizers=_optimizers(course, lives, readings),
-        notes=(*notes_of(snapshot, lives, readings, course, found, precision, dtype), *unknown),
+        notes=notes,
         segments=segments,
         allocator=_allocator(snapshot),
         ooms=ooms,
