@@ -43,7 +43,7 @@ _WHY = {
     "cpp_wrapper": "what Inductor compiles for the GPU in C++ (cpp_wrapper)",
 }
 _FAILED = "compiling this failed on the simulated GPU: {}; {} runs it uncompiled"
-_SKIPPED = "torch.compile ran {} uncompiled, so the run would have other numbers: {}; {} says that this is meant"
+_SKIPPED = "torch.compile ran {} uncompiled, which changes the run's numbers: {}; if that is intended, give {}"
 _DEFAULT = "inductor"
 _UNCOMPILED = (
     "compiled code, which ran uncompiled, as {} says; a compiled run has other numbers, and usually keeps less, "
