@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 
-from ampmem.patching import Undo, replace_all, together
+from ampmem.patching import Undo, replace_all
 
 _get, _set = sys.getrecursionlimit, sys.setrecursionlimit
 
@@ -25,9 +26,10 @@ def install(frames: int) -> Undo:
     _at_start = _get()
     _on_top = _depth() - 1 + frames  # without the frame of this function
     _set(_at_start + _on_top)
-    return together(
-        [_uninstall, replace_all((sys,), {each.__name__: each for each in (getrecursionlimit, setrecursionlimit)})]
-    )
+    with ExitStack() as undo:
+        undo.callback(_uninstall)
+        undo.callback(replace_all((sys,), {each.__name__: each for each in (getrecursionlimit, setrecursionlimit)}))
+        return undo.pop_all().close
 
 
 def _uninstall() -> None:
