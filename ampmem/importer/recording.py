@@ -221,7 +221,7 @@ def import_snapshot(path: Path, output: Path, *, device: int | None = None, forc
 def _exported(snapshot: DeviceSnapshot, name: str) -> Recording:
     """The recording that ``ampmem export`` put into the snapshot; if it cannot be used, the snapshot itself imported.
 
-    The trace may have been changed since, and the recording may be from anybody.
+    The trace may have been changed since, and the recording is untrusted.
     """
     events = [event for event in snapshot.events if event.action in (ALLOC, FREE_COMPLETED)]
     try:

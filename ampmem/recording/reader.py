@@ -110,7 +110,7 @@ def is_recording(path: Path) -> bool:
         return False
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            # The file may be from anybody, and its ``meta`` an endless view.
+            # The file is untrusted, and its ``meta`` may be an endless view.
             connection.set_progress_handler(lambda: True, _STEPS)
             return connection.execute("SELECT 1 FROM meta WHERE key = 'format_version'").fetchone() is not None
     except sqlite3.Error:

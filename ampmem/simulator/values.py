@@ -30,7 +30,7 @@ class Known:
 
     They come from the script's own data, and from ops that fill; results computed from them alone are computed on the
     CPU, too. Kept by storage, as bytes on the CPU, so each view of it shows the same. Any write makes the whole storage
-    unknown: whoever sees one calls :meth:`forget`.
+    unknown: code that sees a write calls :meth:`forget`.
     """
 
     MOST = 1 << 16

@@ -249,7 +249,7 @@ class Log:
                 self._facts.extend((now, address, fact, name, module, dtype, shape if address else 0))
                 if self._see is not None and fact in _TOLD:
                     self._see(part, kept=fact in _KEPT)
-        except Exception as error:  # of a subclass that does not let it be asked
+        except Exception as error:  # a subclass may refuse to be read
             self.misses.add(error)
 
     def follow(self, tensor: torch.Tensor) -> None:

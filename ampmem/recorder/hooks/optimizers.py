@@ -30,7 +30,7 @@ _Names: TypeAlias = dict[int, list[tuple[int, int]]]
 """Text ids of name and module, by ``id`` of the parameter; a flat copy has those of all parameters in it."""
 _Pairs: TypeAlias = Sequence[tuple[Slot, torch.Tensor]]
 _NOBODYS = [(0, 0)]
-"""Text ids for a parameter of which nothing is known."""
+"""Text ids of the name and module of an unknown parameter."""
 _NO_TENSORS = frozenset((int, float, bool, str, type(None)))
 """Types that contain no tensors."""
 

@@ -6,8 +6,8 @@ Recordings use it if it is there, and the profiler if not. Both tell the same, s
 on it. ``AMPMEM_EXTENSION=off`` leaves it out. ``trace.cpp``, for CUDA, is used by ``cuda/tracker.py``.
 
 A library runs in the user's process before anything of the script does. So it is loaded only if its folder and its file
-belong to this user, nobody else can write them, and it is as long as it was and has the digest that it had when it was
-made. If not, one line on standard error says why, and the profiler is used.
+belong to this user, no other user can write them, and it has the size and the digest that it had when it was
+compiled. If not, one line on standard error says why, and the profiler is used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LIBRARIES, _MORE = ("c10", "torch_cpu"), {_TRACE: "c10_cuda", _WORKSPACES: "tor
 """Libraries of torch's, and those that a source needs beside them."""
 _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
 _EMPTY_HEADERS = ("cublas_v2.h", "cublasLt.h", "cusolverDn.h", "cusparse.h")
-"""Headers that ``workspaces.cpp`` includes by way of torch's, and of which it needs nothing."""
+"""Headers that torch's headers include and ``workspaces.cpp`` does not need: empty files stand for them."""
 _NO_OPS = "the part for the ops of forward does not work with this torch: a dispatch mode sees the ops instead"
 _NO_TENSORS = "the part that reads many tensors at once does not work with this torch: Python reads them one by one"
 _INSTEAD = "the allocator's history is copied at the end of each step instead"

@@ -360,7 +360,7 @@ class _Store(private.HashStore):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         """The value that this rank has set."""
-        # C++ would wait for a missing key until its time limit, as nobody sets it.
+        # C++ would wait for a missing key until its time limit, as no other rank sets it.
         self._see(key)
         found: bytes = super().get(key)
         return found

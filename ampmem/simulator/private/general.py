@@ -67,7 +67,7 @@ The two that are searched for are the first and the third in 2.13.
 
 
 class _Stack:
-    """A descriptor for a list of which each thread has its own; torch assigns an empty one at the start."""
+    """A descriptor that gives each thread its own list; torch assigns an empty list at the start."""
 
     def __set_name__(self, kind: type, name: str) -> None:
         self._name = name
@@ -128,7 +128,7 @@ def _install_guard(c10: ctypes.CDLL) -> None:
 
     ``_ensureCUDADeviceGuardSet`` (since 2.1) does so, but only to replace a CUDA guard that counts no devices, as that
     of a CUDA build without a GPU does. Here there is none to replace, so one is installed that returns 0 to every call;
-    nobody else ever calls it.
+    no other code ever calls it.
     """
     registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY)
     if registry[_CUDA] is not None:
