@@ -280,7 +280,18 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
         *unknown,
     )
     return Recording(
-        run=_run_record(snapshot, name),
+        run=RunRecord(
+            ampmem=__version__,
+            torch=NOT_KNOWN,
+            python=NOT_KNOWN,
+            source=SourceKind.SNAPSHOT,
+            device_type=Device.CUDA.value,
+            device_name=f"device {snapshot.device} of a snapshot",
+            rank=0,
+            world_size=1,
+            script=name,
+            arguments=(),
+        ),
         precision=precision,
         texts=texts.all(),
         events=events,
@@ -394,21 +405,6 @@ def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts, typed: str) -
         if not claim.seen:
             rows.append((when, allocation.address, Fact.INFERRED, 0, 0, 0, 0))
     return FactColumns.of_rows(rows)
-
-
-def _run_record(snapshot: DeviceSnapshot, name: str) -> RunRecord:
-    return RunRecord(
-        ampmem=__version__,
-        torch=NOT_KNOWN,
-        python=NOT_KNOWN,
-        source=SourceKind.SNAPSHOT,
-        device_type=Device.CUDA.value,
-        device_name=f"device {snapshot.device} of a snapshot",
-        rank=0,
-        world_size=1,
-        script=name,
-        arguments=(),
-    )
 
 
 def _ooms(snapshot: DeviceSnapshot, lives: TracedBlocks, course: Course) -> tuple[OomRecord, ...]:
