@@ -330,7 +330,7 @@ class RunRecord:
     job: str = ""
     """The identity of the job, shared by its ranks, if there are several."""
     assume: tuple[str, ...] = ()
-    """What a simulated device was told to assume (``--assume``)."""
+    """The assumptions given to a simulated device (``--assume``)."""
     script_sha256: str = ""
     """The digest of the script's own file, if a command line started it; else empty."""
 

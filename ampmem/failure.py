@@ -11,7 +11,7 @@ LONGEST = 10_000
 
 
 class FailureKind(StrEnum):
-    """What ended a script early."""
+    """The way in which a script ended early."""
 
     RAISED = "raised"
     """An uncaught exception."""

@@ -79,7 +79,7 @@ def replaced() -> list[tuple[Any, Any]]:
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """A block in which all patches of attributes are out of place, for imports: a module keeps what it finds."""
+    """A block without any patched attribute, for imports: an imported module keeps the functions that it finds."""
     patches = [entry for entry in _entries.values() if entry.owner is not None]
     present = [vars(entry.owner).get(entry.what.name, _ABSENT) for entry in patches]
     for entry in reversed(patches):

@@ -30,7 +30,7 @@ Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 
 _SIGNALS = tuple(sorted(_signal.valid_signals()))
 _ASKED_BY_SIGNAL = (signal, "_signal")
-"""Where Python's module ``signal`` keeps the C module through which it reads and sets handlers."""
+"""The attribute of Python's module ``signal`` for the C module through which it reads and sets handlers."""
 _NO_FILE = -1
 """The value for "no file descriptor" in ``set_wakeup_fd``."""
 
@@ -131,7 +131,7 @@ class Signals:
         self._unpatch: Undo | None = None
 
     def hold(self) -> Undo:
-        """Delay handlers in ampmem's code from now on; returns the function that ends this, when none of it runs."""
+        """Delay handlers in ampmem's code from now on; returns the undo, which takes effect once no such code runs."""
         ended: list[None] = []
 
         def undo() -> None:

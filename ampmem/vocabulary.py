@@ -57,7 +57,7 @@ LOW_PRECISION = ("bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedOption:
-    """How a change is forced on the command line: ``words`` are its option, and what comes before its value.
+    """The command-line option that forces a change: ``words`` are the option, and words before its value.
 
     An option of its own has a ``help``; the others are a precision. Without ``metavar`` and ``choices`` it is a flag;
     with ``least`` its value is a number, at least that; with ``share`` a number between 0 and 1.
@@ -175,7 +175,7 @@ class Forced:
 
 
 def forced_options() -> dict[str, ForcedOption]:
-    """How each change is forced, by its field in :class:`Forced`."""
+    """The option that forces each change, by its field in :class:`Forced`."""
     return {item.name: item.metadata["option"] for item in fields(Forced)}
 
 
@@ -200,16 +200,16 @@ class Files(StrEnum):
     """What happens to the files that the script writes."""
 
     WRITE = "write"
-    """They are written."""
+    """The files are written."""
     PROTECT = "protect"
-    """They go to memory and are gone with the run, so the user's own files are as before."""
+    """The files go to memory and are gone after the run, so the user's own files stay as they were."""
 
 
 class StepOn(StrEnum):
-    """What ends a step."""
+    """The event that ends a step."""
 
     FOUND = "found"
-    """Found automatically: optimizer updates, or backward without them."""
+    """Found automatically: optimizer updates, or backwards in a script without updates."""
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     """Each single update."""

@@ -44,7 +44,7 @@ _EACH_TOO_SMALL = "the cached memory is too small for it, and the device's free 
 
 
 def explanation(reason: Reason, rounded: int, cached: int) -> str:
-    """``reason`` as a sentence; it says so if the ``cached`` blocks alone are too small for ``rounded`` bytes."""
+    """``reason`` as a sentence; :data:`_EACH_TOO_SMALL` if ``rounded`` bytes are more than all ``cached`` memory."""
     return _EACH_TOO_SMALL if reason is Reason.FRAGMENTED and cached < rounded else EXPLANATIONS[reason]
 
 

@@ -53,30 +53,6 @@ _KINDS: Final = 5
 """Maximum number of kinds of left-out events that are named."""
 
 
-def notes_of(
-    snapshot: DeviceSnapshot,
-    lives: TracedBlocks,
-    readings: Sequence[StackReading],
-    course: Course,
-    found: Conclusions,
-    precision: PrecisionRecord,
-    dtype: str,
-) -> tuple[str, ...]:
-    """The notes, most important first; ``dtype`` is the dtype assumed for parameters."""
-    return (
-        *_beginning(lives),
-        *_checked(snapshot, lives),
-        *_failed(snapshot),
-        *_stacks(lives, readings),
-        *_course(course, lives, readings),
-        *found.notes,
-        *_types(found, precision, dtype),
-        *_autocast(lives, readings, precision),
-        *([] if snapshot.timed else [NO_TIMES]),
-        *_left_out(snapshot),
-    )
-
-
 def _beginning(lives: TracedBlocks) -> Iterator[str]:
     before = sum(allocation.born == BEFORE for allocation in lives.allocations)
     if before:
@@ -245,7 +221,7 @@ def import_snapshot(path: Path, output: Path, *, device: int | None = None, forc
 def _exported(snapshot: DeviceSnapshot, name: str) -> Recording:
     """The recording that ``ampmem export`` put into the snapshot; if it cannot be used, the snapshot itself imported.
 
-    The trace may have been changed since, and the recording may be from anybody.
+    The trace may have been changed since, and the recording is untrusted.
     """
     events = [event for event in snapshot.events if event.action in (ALLOC, FREE_COMPLETED)]
     try:
@@ -290,8 +266,32 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     segments, unknown = segments_reserved(snapshot, lives, _start(lives) - 1)
     ooms = _ooms(snapshot, lives, course)
     optimized = bool(course.optimizer_names) or _updates(course)
+    notes = (  # the most important first
+        *_beginning(lives),
+        *_checked(snapshot, lives),
+        *_failed(snapshot),
+        *_stacks(lives, readings),
+        *_course(course, lives, readings),
+        *found.notes,
+        *_types(found, precision, dtype),
+        *_autocast(lives, readings, precision),
+        *([] if snapshot.timed else [NO_TIMES]),
+        *_left_out(snapshot),
+        *unknown,
+    )
     return Recording(
-        run=_run_record(snapshot, name),
+        run=RunRecord(
+            ampmem=__version__,
+            torch=NOT_KNOWN,
+            python=NOT_KNOWN,
+            source=SourceKind.SNAPSHOT,
+            device_type=Device.CUDA.value,
+            device_name=f"device {snapshot.device} of a snapshot",
+            rank=0,
+            world_size=1,
+            script=name,
+            arguments=(),
+        ),
         precision=precision,
         texts=texts.all(),
         events=events,
@@ -321,7 +321,7 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
             for parameter in found.parameters
         ),
         optimizers=_optimizers(course, lives, readings),
-        notes=(*notes_of(snapshot, lives, readings, course, found, precision, dtype), *unknown),
+        notes=notes,
         segments=segments,
         allocator=_allocator(snapshot),
         ooms=ooms,
@@ -405,21 +405,6 @@ def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts, typed: str) -
         if not claim.seen:
             rows.append((when, allocation.address, Fact.INFERRED, 0, 0, 0, 0))
     return FactColumns.of_rows(rows)
-
-
-def _run_record(snapshot: DeviceSnapshot, name: str) -> RunRecord:
-    return RunRecord(
-        ampmem=__version__,
-        torch=NOT_KNOWN,
-        python=NOT_KNOWN,
-        source=SourceKind.SNAPSHOT,
-        device_type=Device.CUDA.value,
-        device_name=f"device {snapshot.device} of a snapshot",
-        rank=0,
-        world_size=1,
-        script=name,
-        arguments=(),
-    )
 
 
 def _ooms(snapshot: DeviceSnapshot, lives: TracedBlocks, course: Course) -> tuple[OomRecord, ...]:

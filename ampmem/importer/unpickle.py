@@ -105,7 +105,7 @@ class _Machine:
         return self._stack[0]
 
     def _run(self) -> None:
-        """Run until STOP. The opcodes of which a snapshot has millions are inlined here."""
+        """Run until STOP. The opcodes that a snapshot has by the million are inlined here."""
         data, memo, steps, limit = self._data, self._memo, _STEPS, self._limit
         marked, integer, index_at = self._marked, int.from_bytes, _INDEX.unpack_from
         keys: list[str | int] = []

@@ -45,9 +45,9 @@ def step_on_text(step_on: StepOn | Marker) -> str | None:
 
 
 def step_on_of(text: str | None, option: str = "--step-on ") -> StepOn | Marker:
-    """What ``--step-on TEXT`` names; without a text, ampmem finds the steps. ``option`` begins the error message.
+    """The event or function that ``--step-on TEXT`` names; without a text, ampmem finds the steps.
 
-    Raises :class:`UsageError` if the text names neither an event nor a function.
+    ``option`` begins the error message. Raises :class:`UsageError` if the text names neither an event nor a function.
     """
     if text is None:
         return StepOn.FOUND

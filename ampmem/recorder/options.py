@@ -1,4 +1,4 @@
-"""What is asked of a recording: one value for the command line, Python, callbacks, pytest and notebooks."""
+"""The options of a recording, in one form for the command line, Python, callbacks, pytest and notebooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ampmem.vocabulary import FORCED_PRECISIONS, NOTHING_FORCED, AutocastDtype, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What to record, and how."""
+    """The options of a recording that a user gives."""
 
     steps: int | None = None
     """Number of steps to record; ``None`` for all."""
@@ -35,13 +35,13 @@ class Asked:
     gpu: GpuSpec | None = None
     """The GPU to simulate, if it was named."""
     assume: tuple[str, ...] = ()
-    """What to assume about data that a simulated device does not have."""
+    """Assumptions about data, which a simulated device does not have."""
     step_on: StepOn | Marker = StepOn.FOUND
-    """What ends a step."""
+    """The event or function that ends a step."""
     precision: Precision = Precision.AS_IS
     """The precision to force on the script."""
     dtype: AutocastDtype | None = None
-    """What autocast casts to; ``None`` for the script's own choice."""
+    """The dtype that autocast casts to; ``None`` for the script's own choice."""
     seed: int | None = None
     """Seed of the random numbers; ``None`` leaves them alone."""
     forced: Forced = NOTHING_FORCED

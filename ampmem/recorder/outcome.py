@@ -17,12 +17,12 @@ IN_PLACE = (
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a session has seen so far."""
+    """Counts and facts that say whether a recording can be shown, or why not."""
 
     skip: int
     """Number of steps to skip before the recording begins."""
     step_on: StepOn | Marker = StepOn.FOUND
-    """What ends a step."""
+    """The event or function that ends a step."""
     model: bool = False
     """Whether a model with parameters has run."""
     backwards: int = 0

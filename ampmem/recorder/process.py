@@ -104,7 +104,7 @@ os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after
 
 
 def forked_since() -> Callable[[], bool]:
-    """A function that tells whether it runs in a child forked after this call."""
+    """A function that returns whether it is called in a child forked after this call."""
     process = os.getpid()
     return lambda: os.getpid() != process
 

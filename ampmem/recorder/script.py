@@ -38,7 +38,7 @@ class StopScript(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What to run, compiled but not started. ``argv0`` and ``path0`` are the values that Python would set."""
+    """A script or module, compiled but not started. ``argv0`` and ``path0`` are the values that Python would set."""
 
     code: CodeType
     file: str

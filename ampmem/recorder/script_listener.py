@@ -65,7 +65,7 @@ for each in (depth.getrecursionlimit, depth.setrecursionlimit):
 
 
 class ScriptListener:
-    """The :class:`~ampmem.recorder.hooks.listener.Listener` of a session; what each call reports is said there."""
+    """The :class:`~ampmem.recorder.hooks.listener.Listener` of a session, which documents the methods of the hooks."""
 
     def __init__(
         self, driver: Driver, options: Options, source: Source, outcome: Outcome, note: Callable[[str], None]
@@ -192,7 +192,7 @@ class ScriptListener:
         self.act(self.machine.forward_ended(raised=raised, grad=torch.is_grad_enabled(), stepping=stepping))
 
     def leave_forward(self) -> None:
-        """Deactivate all that belongs to forward alone; does nothing if none of it is active."""
+        """Stop observing forward, and leave ampmem's autocast region; a second call does nothing."""
         depth.take_room()
         self.forward.leave()
         if self.steering is not None:

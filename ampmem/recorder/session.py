@@ -1,4 +1,4 @@
-"""One recording session in the script's process: it owns the source, the file, and all that has to be undone.
+"""One recording session in the script's process: it owns the source, the file, and the undos of all hooks.
 
 What the hooks report goes to the session's :class:`~ampmem.recorder.script_listener.ScriptListener`, which writes it
 down and tells the session of the ends of steps.

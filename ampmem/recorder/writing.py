@@ -136,7 +136,7 @@ class Describer:
 
 _NONE = np.zeros(1, dtype=np.int64)
 _NO_OP = np.zeros((3, 1), dtype=np.int64)
-"""What comes before the first module and the first op, so that the index of the last is one higher."""
+"""Placeholders before the first module and op, so that ``searchsorted`` gives the index of the last one."""
 
 
 class Joiner:

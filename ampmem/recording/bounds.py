@@ -1,6 +1,6 @@
 """Bounds of the values in a recording, checked before anything is computed from a file.
 
-A recording may come from anybody. Values within these bounds can be added in 64 bits and fit into memory in proportion
+A recording is untrusted. Values within these bounds can be added in 64 bits and fit into memory in proportion
 to the file's size; a real run stays far inside them.
 """
 

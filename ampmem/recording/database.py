@@ -1,4 +1,4 @@
-"""The tables of a ``.ampmem`` file, and safe opening of a file from anybody: plain tables only, and bounded work.
+"""The tables of a ``.ampmem`` file, and safe opening of an untrusted file: plain tables only, and bounded work.
 
 A file has one of two layouts: that of a recording, which is here, or that of a watched run.
 
@@ -18,7 +18,7 @@ import re
 import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import chain
@@ -167,12 +167,10 @@ WATCHED = Layout(
 
 def first_bytes(path: Path) -> bytes:
     """The first bytes of the file at ``path``; none if it cannot be read, or is a pipe or a device."""
-    try:
+    with suppress(OSError):
         if path.is_file():
             with path.open("rb") as stream:
                 return stream.read(_APPLICATION_AT + 4)
-    except OSError:
-        pass
     return b""
 
 
@@ -182,7 +180,7 @@ def is_watched(path: Path) -> bool:
     return start.startswith(MAGIC) and start[_APPLICATION_AT:] == _WATCHED_ID.to_bytes(4, "big")
 
 
-# Opens a ``.ampmem`` file from anybody: plain tables only, and work in proportion to the file's size.
+# Opens an untrusted ``.ampmem`` file: plain tables only, and work in proportion to the file's size.
 #
 # Nothing in the file can make SQLite run code: all queries are of tables, whose definitions are checked.
 

@@ -63,7 +63,7 @@ _STEPS = 1_000_000
 
 
 def taken_for_recording(path: Path) -> str | None:
-    """What to do with a pickle, perhaps a memory snapshot of PyTorch; ``None`` for any other file."""
+    """The error for a pickle given as a recording, with what to do instead; ``None`` for any other file."""
     if not first_bytes(path).startswith(_PICKLES):
         return None
     command = f"ampmem import {shlex.quote(str(path))} -o {shlex.quote(str(path.with_suffix(SUFFIX)))}"
@@ -96,7 +96,7 @@ def check_recording(path: Path) -> None:
 
 
 def taken_for_script(path: Path) -> str | None:
-    """What to do with a recording or a pickle given as a script; ``None`` for any other file."""
+    """The error for a recording or a pickle given as a script; ``None`` for any other file."""
     if is_watched(path):
         return f"{path} is a watched run, not a script; show it with: ampmem show {shlex.quote(str(path))}"
     if first_bytes(path).startswith(MAGIC):
@@ -110,7 +110,7 @@ def is_recording(path: Path) -> bool:
         return False
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            # The file may be from anybody, and its ``meta`` an endless view.
+            # The file is untrusted, and its ``meta`` may be an endless view.
             connection.set_progress_handler(lambda: True, _STEPS)
             return connection.execute("SELECT 1 FROM meta WHERE key = 'format_version'").fetchone() is not None
     except sqlite3.Error:
@@ -334,7 +334,7 @@ def read(path: Path) -> Recording:
 
 
 _DAMAGED = (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError)
-"""What reading a damaged file raises."""
+"""The errors that reading a damaged file raises."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the file of a watched run holds: a row for each step, full recordings of a few, and how the run ended."""
+"""The contents of the file of a watched run: a row per step, full recordings of a few steps, and the run's end."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Full:
 
 
 IDLE_PARAMETERS = "parameters of idle modules"
-"""What :class:`HeldMemory` calls the parameters of modules that never ran, such as an EMA of the weights."""
+"""The name in :class:`HeldMemory` for parameters of modules that never ran, such as an EMA of the weights."""
 EVERYTHING_ELSE = "everything else"
 
 
@@ -106,7 +106,7 @@ class Grown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the run ended; for an out-of-memory error the request, its place, and the memory held then."""
+    """The end of the run; for an out-of-memory error with the request, its place, and the memory held then."""
 
     step: int
     """The step that was running."""

@@ -32,7 +32,7 @@ from ampmem.recording.writer import unpack_into
 MOST_ROWS = MOST_WATCHED
 """Number of rows at which the older half is thinned out."""
 _GROUP = 4
-"""Number of neighbouring rows of which two are kept when they are thinned out."""
+"""Size of a group of neighbouring rows; thinning keeps two rows of each group."""
 MOST_UNPACKED = 32
 """Maximum size of a full recording beside its compressed bytes; a real one is 3 to 14 times as large."""
 

@@ -68,7 +68,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is known of the run as a whole; ``device_name`` and ``place`` only if they changed since the start."""
+    """The properties of the run as a whole; ``device_name`` and ``place`` only if they changed since the start."""
 
     precision: PrecisionRecord
     parameters: tuple[ParameterRecord, ...]
@@ -362,7 +362,7 @@ def pack(recording: Recording) -> str:
 
 
 def unpack(text: str, events: int) -> Recording:
-    """The recording in ``text``, which may be from anybody and should have about ``events`` events.
+    """The recording in ``text``, which is untrusted and should have about ``events`` events.
 
     Raises :class:`RecordingError` for a text that is damaged, or holds more than a recording of so many events would;
     :class:`UsageError` if no disk has room.

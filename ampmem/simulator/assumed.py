@@ -1,4 +1,4 @@
-"""What the user assumes about data that a simulated device does not have."""
+"""The user's assumptions about data, which a simulated device does not have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Assumed:
         return self.option.strip()
 
     def advice(self, text: str) -> str:
-        """How to give ``text``: ``--assume nonzero=0.5``, or ``assume=["nonzero=0.5"]`` in Python."""
+        """``text`` as the user gives it: ``--assume nonzero=0.5``, or ``assume=["nonzero=0.5"]`` in Python."""
         return f"{self.option}{text}" if self.option == OPTION else f'{self.option}["{text}"]'
 
     def number(self, line: str) -> tuple[str, float] | None:

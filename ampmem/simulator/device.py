@@ -113,7 +113,7 @@ class SimulatedDevice:
         self._blocks: dict[int, Block] = {}
         self._references: dict[int, _StorageRef] = {}
         self.lock = RLock()
-        """Held by whoever runs an op or uses the allocators, since there may be several threads."""
+        """Held while a thread runs an op or uses the allocators."""
         self._busy = False
         self._dead: list[_StorageRef] = []
         """Freed storages whose blocks are not freed yet.

@@ -1,4 +1,4 @@
-"""Values on the device that nobody knows, but that follow from what every healthy run has in common.
+"""Unknown values on the device that follow from what every healthy run has in common.
 
 Two things are assumed. Checks are passed: no number is infinite or NaN. And routing is even: the columns that ``topk``,
 ``argmax`` and the like choose take turns, so each of E experts gets the same number of rows. Whatever is computed from

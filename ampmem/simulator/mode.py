@@ -137,7 +137,7 @@ class Accumulation:
         self.alone = (0, 0, 0)
         """Reference counts of a gradient and its storage that only the engine's buffer holds; set by the self-test."""
         self.seen: list[tuple[int, int, int]] | None = None
-        """The same counts for every sum, in order, during the self-test; otherwise ``None``."""
+        """The reference counts at each sum, in order, during the self-test; otherwise ``None``."""
         self._zeros: weakref.ref[torch.UntypedStorage] | None = None
         self._node = ("", -1)
         self._made: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
@@ -300,7 +300,7 @@ class SimulatedMode(SharedFakeTensorMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """``True``: dynamo compiles code under this mode. Under another's it runs all of it uncompiled, silently."""
+        """``True``: dynamo compiles code under this mode; without it, dynamo would silently run the code uncompiled."""
         return True
 
     @classmethod

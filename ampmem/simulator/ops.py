@@ -462,7 +462,7 @@ COMPOSITES: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the replacements of ops need; ``gpu`` is the simulated GPU."""
+    """The first argument of each replacement of an op; ``gpu`` is the simulated GPU."""
 
     count: Callable[[str, Tensor, int], int]
     """Returns how many of so many elements of a tensor an op finds: the known number, or as ``--assume`` says."""
@@ -673,10 +673,10 @@ WITHOUT = {
     "nonzero": "avoid it (masked_fill or torch.where instead of indexing with a mask)",
     "unique": "compute it on the CPU",
 }
-"""What to write instead of ops whose result depends on the data."""
+"""Advice for ops whose result depends on the data, if their fraction is not assumed."""
 REMEDIES = {
     aten.repeat_interleave.Tensor: "give repeat_interleave its output_size=",
     aten.bincount.default: "compute it on the CPU",
     aten.batch_norm_stats.default: "the op belongs to SyncBatchNorm: leave convert_sync_batchnorm out",
 }
-"""What to write instead of ops that cannot run without values, whatever is assumed."""
+"""Advice for ops that cannot run without values, whatever is assumed."""

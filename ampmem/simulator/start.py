@@ -165,7 +165,7 @@ def self_test(mode: SimulatedMode) -> None:
 
 
 def _calibrate(mode: SimulatedMode) -> None:
-    """Sum two gradients that nobody else holds, and two of which a hook keeps the first."""
+    """Sum two gradients that only the engine holds, and two of which a hook keeps the first; compare the counts."""
     counts = mode.accumulation.seen = []
     try:
         x = torch.ones(8, device="cuda", requires_grad=True)

@@ -30,7 +30,7 @@ class Known:
 
     They come from the script's own data, and from ops that fill; results computed from them alone are computed on the
     CPU, too. Kept by storage, as bytes on the CPU, so each view of it shows the same. Any write makes the whole storage
-    unknown: whoever sees one calls :meth:`forget`.
+    unknown: code that sees a write calls :meth:`forget`.
     """
 
     MOST = 1 << 16
@@ -318,7 +318,7 @@ class Guesses:
         self._device.made_up[line] = number, self._advice(line)
 
     def _advice(self, line: str) -> str:
-        """How a user sets the number that is read on ``line``."""
+        """The option by which a user sets the number that is read on ``line``."""
         path, _, number = line.rpartition(":")
         return self._assumed.advice(f"{Path(path).name}:{number}=NUMBER")
 

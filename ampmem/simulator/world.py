@@ -29,7 +29,7 @@ class World:
 
     @property
     def local_rank(self) -> int:
-        """This rank's number on its machine, which is also its GPU's."""
+        """The number of this rank on its machine, which is also the number of its GPU."""
         return self.rank % GPUS_PER_NODE
 
     @property

@@ -70,7 +70,7 @@ seen: list[str] = []
 
 
 class Misses:
-    """Notes each error inside ampmem once: what it was and where. ``note`` is called with the text."""
+    """Notes each distinct error inside ampmem once, with its place; ``note`` is called with the text."""
 
     def __init__(self) -> None:
         self.note: Callable[[str], None] | None = None
@@ -150,7 +150,7 @@ class See(Protocol):
 _KEPT = frozenset({Fact.PARAMETER, Fact.BUFFER, Fact.OPTIMIZER_STATE, Fact.MASTER_COPY})
 """Facts about tensors that the script keeps for long."""
 _TOLD = _KEPT | {Fact.INPUT, Fact.COMMUNICATION, Fact.COLLECTIVE}
-"""Facts about tensors whose storages the source is told of: no op that it sees may have made them."""
+"""Facts about tensors that are reported to the source: it may not have seen their allocation."""
 
 
 class Log:
@@ -249,7 +249,7 @@ class Log:
                 self._facts.extend((now, address, fact, name, module, dtype, shape if address else 0))
                 if self._see is not None and fact in _TOLD:
                     self._see(part, kept=fact in _KEPT)
-        except Exception as error:  # of a subclass that does not let it be asked
+        except Exception as error:  # a subclass may refuse to be read
             self.misses.add(error)
 
     def follow(self, tensor: torch.Tensor) -> None:
@@ -368,7 +368,7 @@ class Repeated:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._told: frozenset[int] = frozenset()
-        """Addresses of the storages of which the source was told."""
+        """Addresses of the storages that were reported to the source."""
 
     def log(self, key: int, read: Callable[[TensorReader, int, int], int] | None, look: Callable[[], None]) -> bool:
         """Log the facts that ``look`` logs about a set of tensors; returns whether it is the set of the last call.

@@ -112,7 +112,7 @@ class GradientHooks:
         """Remove the hooks, and torch's empty hook containers: a parameter without hooks has none."""
         for undo in self._watched.values():
             undo()
-        # Found through the models: torch refuses to swap a parameter that anybody has a weak reference to.
+        # Found through the models: with a weak reference to a parameter here, torch would refuse to swap it.
         for _, parameter in self._models.parameters():
             if id(parameter) in self._watched and not private.gradient_hooks(parameter):
                 private.forget_gradient_hooks(parameter)
@@ -128,7 +128,7 @@ class GradientHooks:
 @private.never_compiled
 @private.untraced
 def _called(hook: Callable[[torch.Tensor], object], parameter: torch.Tensor) -> None:
-    """Call ``hook``, a function in C, of which dynamo would warn."""
+    """Call ``hook``. It is a function in C, about which dynamo would warn if torch called it directly."""
     hook(parameter)
 
 

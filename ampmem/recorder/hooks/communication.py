@@ -161,7 +161,7 @@ class DataParallelHooks:
         return {made.address: made.bytes for known in self._reducers.values() for made in known.blocks}
 
     def _wrap(self, look: Callable[..., object], original: Callable[..., Any]) -> Callable[..., Any]:
-        """``original``, followed by ``look`` with its result, what it allocated, and its arguments."""
+        """``original``, after which ``look`` is called with its result, the tensors that it made, and its arguments."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not self._listener.on_thread():
@@ -209,7 +209,7 @@ class DataParallelHooks:
             self._log_blocks(known)
 
     def _static(self, _: object, made: list[Made], reducer: Any) -> None:
-        """DDP set ``static_graph`` on ``reducer``; ``made`` is what it allocated to note the used parameters."""
+        """DDP has set ``static_graph`` on ``reducer``; ``made`` are its new tensors that note the used parameters."""
         known = self._reducers.get(reducer)
         if known is not None:
             self._set_buckets(known, known.blocks + made)

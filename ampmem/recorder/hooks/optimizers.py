@@ -30,14 +30,14 @@ _Names: TypeAlias = dict[int, list[tuple[int, int]]]
 """Text ids of name and module, by ``id`` of the parameter; a flat copy has those of all parameters in it."""
 _Pairs: TypeAlias = Sequence[tuple[Slot, torch.Tensor]]
 _NOBODYS = [(0, 0)]
-"""Text ids for a parameter of which nothing is known."""
+"""Text ids of the name and module of an unknown parameter."""
 _NO_TENSORS = frozenset((int, float, bool, str, type(None)))
 """Types that contain no tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Own:
-    """A parameter that only an optimizer has: what it is, and which parameters it copies."""
+    """A parameter that only an optimizer has: the fact about it, and the names of the parameters that it copies."""
 
     parameter: weakref.ref[torch.Tensor]
     fact: Fact
@@ -81,7 +81,7 @@ class OptimizerHooks:
         """Optimizers made while recording."""
         self._gradients: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
         self._states: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
-        """What each step logs anew, by the ``id`` of the optimizer."""
+        """The gradients and states that each step logs anew, by the ``id`` of the optimizer."""
         self._told = Optimizers(died=lambda _: None)
         """The optimizers that were reported to the listener."""
         self._idle: set[str] = set()

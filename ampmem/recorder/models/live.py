@@ -130,7 +130,7 @@ def _with_types(kinds: dict[int, type]) -> list[Any]:
 def _of_types(types: Container[int], candidates: Iterator[list[Any]]) -> list[Any]:
     """The objects in the list that ``candidates`` makes whose exact type has its ``id`` in ``types``.
 
-    A thread that is building a tuple fails if anybody else holds it, and the garbage collector already tracks it. So no
+    A thread that is building a tuple fails if other code holds it, and the garbage collector already tracks it. So no
     other thread may run while the candidates are held: their list is made, filtered and dropped inside one call of C,
     which runs no Python.
     """

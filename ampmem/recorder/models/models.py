@@ -102,7 +102,7 @@ class Covered:
         )
 
     def overlap(self, place: tuple[tuple[int, int], ...], size: int) -> int:
-        """How many of the ``size`` bytes at ``place`` overlap earlier parameters, or each other."""
+        """Number of the ``size`` bytes at ``place`` that overlap earlier parameters, or each other."""
         return size - sum(self._add_range(start, end) for start, end in place) if place else 0
 
     def _add_range(self, start: int, end: int) -> int:

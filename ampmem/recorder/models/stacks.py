@@ -47,7 +47,7 @@ class Stacks:
         self._callers: set[int] = set()
         """``id`` of the code of the frames that run modules."""
         self.by_cpp = False
-        """Whether the C++ extension takes the stacks, so that nobody needs the callers of frames."""
+        """Whether the C++ extension takes the stacks, so that the callers of frames need not be kept."""
 
     @property
     def enabled(self) -> bool:

@@ -39,7 +39,7 @@ class Places:
         return patch_call(*NEW_MESH, wrap)
 
     def now(self) -> PlaceRecord | None:
-        """The place of this process by now; ``None`` if nothing says that it is one of several."""
+        """The place of this process by now; ``None`` if it is not known to be one of several."""
         if distributed.is_available() and distributed.is_initialized():
             place = self._place or PlaceRecord(rank=0, world_size=1)
             self._place = replace(place, rank=distributed.get_rank(), world_size=distributed.get_world_size())

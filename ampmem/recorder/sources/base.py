@@ -1,4 +1,4 @@
-"""What a source of allocator events is."""
+"""The interface of a source of allocator events."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ class Source:
     addresses: Addresses
     """Addresses of tensors on the device."""
     uses_profiler = False
-    """Whether it needs torch's profiler, of which only one can run."""
+    """Whether the source needs torch's profiler, of which only one can run."""
     uses_history = False
-    """Whether it needs the memory history of torch's CUDA allocator, of which there is only one."""
+    """Whether the source needs the memory history of torch's CUDA allocator, of which there is only one."""
     models_at: Callable[[], frozenset[int]] = frozenset
     """Returns the indices of the devices of the trained parameters."""
     see: See | None = None

@@ -6,8 +6,8 @@ Recordings use it if it is there, and the profiler if not. Both tell the same, s
 on it. ``AMPMEM_EXTENSION=off`` leaves it out. ``trace.cpp``, for CUDA, is used by ``cuda/tracker.py``.
 
 A library runs in the user's process before anything of the script does. So it is loaded only if its folder and its file
-belong to this user, nobody else can write them, and it is as long as it was and has the digest that it had when it was
-made. If not, one line on standard error says why, and the profiler is used.
+belong to this user, no other user can write them, and it has the size and the digest that it had when it was
+compiled. If not, one line on standard error says why, and the profiler is used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LIBRARIES, _MORE = ("c10", "torch_cpu"), {_TRACE: "c10_cuda", _WORKSPACES: "tor
 """Libraries of torch's, and those that a source needs beside them."""
 _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
 _EMPTY_HEADERS = ("cublas_v2.h", "cublasLt.h", "cusolverDn.h", "cusparse.h")
-"""Headers that ``workspaces.cpp`` includes by way of torch's, and of which it needs nothing."""
+"""Headers that torch's headers include and ``workspaces.cpp`` does not need: empty files stand for them."""
 _NO_OPS = "the part for the ops of forward does not work with this torch: a dispatch mode sees the ops instead"
 _NO_TENSORS = "the part that reads many tensors at once does not work with this torch: Python reads them one by one"
 _INSTEAD = "the allocator's history is copied at the end of each step instead"
@@ -115,7 +115,7 @@ class CompiledExtension:
         """The loaded library. While one of its functions runs, other threads run Python."""
         # CDLL gives up the GIL around each call, PyDLL does not; both are one library in memory.
         self.with_gil = ctypes.PyDLL(str(library))
-        """The same, but no other thread runs Python meanwhile: for functions that call Python."""
+        """The library for functions that call Python: no other thread runs Python meanwhile."""
         self.library.ampmem_name.restype = ctypes.c_char_p
         self.library.ampmem_name.argtypes = (ctypes.c_int64,)
         self.library.ampmem_take.argtypes = (*(ctypes.c_void_p, ctypes.c_int64) * 2, _TAKEN)
@@ -149,7 +149,7 @@ class CompiledExtension:
         return self._names
 
     def take(self, *, go_on: bool = True) -> Observed:
-        """What was observed since the last call; recording goes on, or stops."""
+        """The blocks and nodes observed since the last call; recording goes on, or stops."""
         if not go_on:
             self.abandon()
         counts, taken = _COUNTS(), _TAKEN()
@@ -172,12 +172,12 @@ class CompiledExtension:
 
 
 def folder() -> Path:
-    """Where compiled extensions are. Raises ``RuntimeError`` without a home folder."""
+    """The folder of compiled extensions. Raises ``RuntimeError`` without a home folder."""
     return cache_folder("extension")
 
 
 def path() -> Path:
-    """Where the extension for this torch and this ampmem is, or would be; beside it is its :func:`_seal`."""
+    """The file of the extension for this torch and this ampmem, compiled or not; its :func:`_seal` is beside it."""
     return folder() / f"{torch.__version__}-{_digest()[:12]}.so"
 
 
@@ -304,7 +304,7 @@ def _compile(compiler: Sequence[str], library: Path) -> None:
 
 
 def left_out(library: Path) -> list[str]:
-    """One message for each part that the compiled ``library`` could have with this torch, and does not have."""
+    """One message for each part that the compiled ``library`` lacks although this torch could have it."""
     has, missing = ctypes.CDLL(str(library)), []
     if not hasattr(has, "ampmem_ops_start"):
         missing.append(_NO_OPS)

@@ -214,7 +214,7 @@ class Window:
             restore()
 
     def take(self, *, go_on: bool) -> Observed:
-        """What was observed since the start, or the last call. Raises :class:`ProfileLost` if it was lost."""
+        """The blocks and nodes observed since the start, or the last call. Raises :class:`ProfileLost`."""
         self._leave_scope()
         with _PREPARING:
             _open.discard(self)

@@ -18,7 +18,7 @@ from ampmem.recorder.torch_private.general import COMPILE, run_uncompiled
 from ampmem.recorder.torch_private.inductor import COMPILES, memory_budget, set_memory_budget
 
 MODULE_CALL: Place = (nn.Module, "__call__")
-"""What runs a module, before torch looks up how."""
+"""The method that runs a module, before torch looks up the module's hooks and ``forward``."""
 COMPILE_IN_PLACE: Place = (nn.Module, "compile")
 
 
@@ -154,4 +154,4 @@ COMPILE_HOOKS: Mapping[str, Hook] = {
     "compile": lambda option, put_in, note: (_PutIn if put_in else _LeftOut)(option, note),
     "activation_memory_budget": _MemoryBudget,
 }
-"""What forces each change that concerns compiled code, by its field."""
+"""The class that forces each change of compiled code, by the field in :class:`~ampmem.vocabulary.Forced`."""

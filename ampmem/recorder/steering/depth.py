@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from contextlib import ExitStack
 
-from ampmem.patching import Undo, replace_all, undone_together
+from ampmem.patching import Undo, replace_all
 
 _get, _set = sys.getrecursionlimit, sys.setrecursionlimit
 
@@ -17,8 +17,7 @@ _at_start = 0
 """Python's limit before the script."""
 
 
-@undone_together
-def install(frames: int) -> Iterator[Undo]:
+def install(frames: int) -> Undo:
     """Raise the limit by the depth of the caller plus ``frames``, the number of calls down to the script.
 
     The script reads and sets its own limit as before, without what was added.
@@ -27,8 +26,10 @@ def install(frames: int) -> Iterator[Undo]:
     _at_start = _get()
     _on_top = _depth() - 1 + frames  # without the frame of this function
     _set(_at_start + _on_top)
-    yield _uninstall
-    yield replace_all((sys,), {each.__name__: each for each in (getrecursionlimit, setrecursionlimit)})
+    with ExitStack() as undo:
+        undo.callback(_uninstall)
+        undo.callback(replace_all((sys,), {each.__name__: each for each in (getrecursionlimit, setrecursionlimit)}))
+        return undo.pop_all().close
 
 
 def _uninstall() -> None:

@@ -1,4 +1,4 @@
-"""What a forced change is, and those to how a script is trained on several ranks: arguments of torch's wrappers.
+"""The base of forced changes, and the changes of training on several ranks: arguments of torch's wrappers.
 
 This module may import FSDP.
 """
@@ -225,4 +225,4 @@ PARALLEL_HOOKS: Mapping[str, Hook] = {
     "policy": lambda option, _, note: _ArgumentChange(option, _SHARDED, _bfloat_policy, note),
     "no_prefetch": lambda option, _, note: _NoPrefetch(option, note),
 }
-"""What forces each change that concerns training on several ranks, by its field."""
+"""The class that forces each change of parallel training, by the field in :class:`~ampmem.vocabulary.Forced`."""

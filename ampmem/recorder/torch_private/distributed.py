@@ -304,7 +304,7 @@ def is_offloaded(param: Any) -> bool:
 
 
 def is_part_of_whole(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is a DTensor of which other processes hold other elements."""
+    """Whether ``tensor`` is a DTensor whose elements are divided among processes."""
     module = sys.modules.get(_DTENSOR)
     if module is None or not isinstance(tensor, module.DTensor):
         return False

@@ -1,4 +1,4 @@
-"""How this folder registers, looks up and probes private torch APIs."""
+"""Registers, looks up and probes the private torch APIs of this folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Place: TypeAlias = tuple[Any, str]
 
 
 class Use(Enum):
-    """What a name is needed for."""
+    """The recordings that need a name."""
 
     ALWAYS = "every recording"
     CUDA = "a CUDA device"
@@ -32,7 +32,7 @@ class Use(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateName:
-    """One private name.
+    """A private name of torch.
 
     ``without`` says what ampmem does if it is missing; empty: it cannot record. ``example`` makes an object that has
     the name, for attributes of instances and not of ``owner`` itself. ``own`` requires a name that ``owner`` does not

@@ -251,7 +251,7 @@ _LOADED = (
     "torch.distributed.checkpoint.load out"
 )
 _WITHOUT_TENSORS = "without_tensors.pickle"
-"""The file of a distributed checkpoint that a simulated run writes: all of it but the tensors, which have no values."""
+"""The file that a simulated run writes for a distributed checkpoint: all but the tensors, which have no values."""
 _TRACED = (
     "a pipeline that is traced from the whole model cannot be simulated; give PipelineStage the module of each stage"
 )
@@ -360,7 +360,7 @@ class _Store(private.HashStore):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         """The value that this rank has set."""
-        # C++ would wait for a missing key until its time limit, as nobody sets it.
+        # C++ would wait for a missing key until its time limit, as no other rank sets it.
         self._see(key)
         found: bytes = super().get(key)
         return found

@@ -205,7 +205,7 @@ SYMMETRIC = ("empty", "rendezvous", "enable_symm_mem_for_group", "get_symm_mem_w
 
 
 def fsdp_copies() -> tuple[Any, Any]:
-    """The ops that split what FSDP2 has gathered and join what it will scatter; its import registers them."""
+    """The ops by which FSDP2 splits gathered and joins scattered tensors; importing FSDP2 registers them."""
 
     return torch.ops.fsdp.split_with_sizes_copy.default, torch.ops.fsdp.chunk_cat.default
 

@@ -67,7 +67,7 @@ The two that are searched for are the first and the third in 2.13.
 
 
 class _Stack:
-    """A descriptor for a list of which each thread has its own; torch assigns an empty one at the start."""
+    """A descriptor that gives each thread its own list; torch assigns an empty list at the start."""
 
     def __set_name__(self, kind: type, name: str) -> None:
         self._name = name
@@ -121,14 +121,14 @@ def install_cuda_device() -> Callable[[], None]:
 
 
 def _install_guard(c10: ctypes.CDLL) -> None:
-    """Install an inert device guard for CUDA, all of it C++; it stays.
+    """Install an inert device guard for CUDA, written in C++; it stays until the process ends.
 
     Only tensors that claim the device use it; without it, tensors that outlive the simulation would end the process:
     ``torch::autograd::InputMetadata`` does not expect a tensor's device without a guard.
 
     ``_ensureCUDADeviceGuardSet`` (since 2.1) does so, but only to replace a CUDA guard that counts no devices, as that
     of a CUDA build without a GPU does. Here there is none to replace, so one is installed that returns 0 to every call;
-    nobody else ever calls it.
+    no other code ever calls it.
     """
     registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY)
     if registry[_CUDA] is not None:
@@ -583,7 +583,7 @@ DEVICE_GUARD, SLEEP = "_DeviceGuard", "_sleep"
 SET_SETTINGS = "_set_allocator_settings"
 """Changes the allocator's settings, in ``torch.cuda.memory``. If it is missing, it is not patched."""
 ACCELERATOR_SETTINGS = (torch._C, "_accelerator_setAllocatorSettings", "_accelerator_getAllocatorSettings")
-"""Its replacement since 2.10, and the function that returns the settings in force."""
+"""The replacement of :data:`SET_SETTINGS` since 2.10, and the function that returns the settings in force."""
 RECORD_HISTORY, SNAPSHOT, DUMP_SNAPSHOT = "_record_memory_history", "_snapshot", "_dump_snapshot"
 """Memory snapshots, as scripts write them, in ``torch.cuda.memory``.
 

@@ -27,7 +27,7 @@ _KEYS = {"cuda": ("AutogradCUDA", "CUDA"), "cpu": ("AutogradCPU", "CPU")}
 """Dispatch keys at which the kernel is chosen, by device type."""
 _HALF = (torch.float16, torch.bfloat16)
 _MASK_ALIGNMENT = 8
-"""Number of elements to a multiple of which masks are padded for the memory-efficient kernel (``preprocess_mask``)."""
+"""Masks for the memory-efficient kernel are padded to a multiple of this many elements (``preprocess_mask``)."""
 _UNSQUEEZES = TorchVersion(torch.__version__) >= "2.14"
 """Whether three-dimensional tensors get a fourth dimension. Before, their attention is the plain one."""
 _EFFICIENT_GROUPS = TorchVersion(torch.__version__) >= "2.14"

@@ -28,7 +28,7 @@ from ampmem.simulator.torch_cuda import compiler_cache
 from ampmem.simulator.where import stop
 
 _VERIFIED = ("2.13", "2.14")
-"""Versions of torch in which compiled code allocates here what it does on PyTorch's CUDA build."""
+"""Versions of torch for which compiled code was verified to allocate the same as on PyTorch's CUDA build."""
 _STOPS = (
     "the memory of compiled code depends on {}; {} runs it uncompiled, or leave torch.compile out to see what the "
     "uncompiled run needs"
@@ -43,7 +43,7 @@ _WHY = {
     "cpp_wrapper": "what Inductor compiles for the GPU in C++ (cpp_wrapper)",
 }
 _FAILED = "compiling this failed on the simulated GPU: {}; {} runs it uncompiled"
-_SKIPPED = "torch.compile ran {} uncompiled, so the run would have other numbers: {}; {} says that this is meant"
+_SKIPPED = "torch.compile ran {} uncompiled, which changes the run's numbers: {}; if that is intended, give {}"
 _DEFAULT = "inductor"
 _UNCOMPILED = (
     "compiled code, which ran uncompiled, as {} says; a compiled run has other numbers, and usually keeps less, "
@@ -93,7 +93,7 @@ def _without_inductor(original: Callable[..., Any], mode: SimulatedMode) -> Call
 
 
 class _Compiler(compilation.Watcher):
-    """Refuses what cannot be known, loads Inductor when something is compiled first, and notes what becomes of it."""
+    """Refuses code that cannot be simulated, loads Inductor at the first compilation, and notes the compiled graphs."""
 
     def __init__(self, mode: SimulatedMode, cache: Path | None) -> None:
         self.undo = ExitStack()

@@ -1,7 +1,7 @@
-"""Where Inductor keeps what it has compiled for simulated GPUs: a folder of ampmem's own, never the user's caches.
+"""Inductor's cache for code compiled for simulated GPUs: a folder of ampmem's own, never the user's caches.
 
 What is in it was made with made-up answers, so a real GPU must not get it; and it makes a second run cheap. It has a
-folder for each torch, GPU and ampmem, and at most :data:`LIMIT` bytes, of which the oldest go first. Inductor loads
+folder for each torch, GPU and ampmem, and at most :data:`LIMIT` bytes: the oldest files go first. Inductor loads
 what it finds there by pickle, so only this user may write it. Processes share it: Inductor puts each file in its place
 whole, files are only removed while no other process has the folder in use, and one process compiles at a time, so that
 the others find its graphs.

@@ -198,7 +198,7 @@ def _call(kind: int, args: Sequence[Any]) -> _Call:
 
 
 def _cast_and_run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -> tuple[Tensor, ...]:
-    """Run with a float16 buffer of all weights, of which autograd sees the pieces (``_cudnn_rnn_cast_reflatten``)."""
+    """Run with a float16 buffer of all weights; autograd sees its pieces (``_cudnn_rnn_cast_reflatten``)."""
     first, weights = call.weights[0], call.weights
     device.assume(_HALF)
     if first.dtype in (torch.float32, torch.bfloat16):

@@ -45,7 +45,7 @@ def _doing_nothing(mode: SimulatedMode, original: Callable[..., Any]) -> Callabl
 
 
 def _driver(mode: SimulatedMode) -> Any:
-    """What libraries ask Triton's driver for: the device, its stream and its properties."""
+    """A replacement of Triton's driver, which libraries ask for the device, its stream and its properties."""
     found = properties(mode.device_model)
     asked = {
         "multiprocessor_count": found.multi_processor_count,

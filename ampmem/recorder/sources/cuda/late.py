@@ -41,12 +41,10 @@ class LateNumber:
 
     def _may_be_freed(self) -> bool:
         """Whether the device answers a query at all."""
-        try:
+        with suppress(Exception):  # a failed device, an event never made, a finalizing interpreter
             if not torch.cuda.is_current_stream_capturing():
                 self._event.query()
                 return True
-        except Exception:  # a failed device, an event never made, a finalizing interpreter
-            return False
         return False
 
 

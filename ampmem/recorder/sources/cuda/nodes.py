@@ -41,7 +41,7 @@ class Nodes:
 
 
 class SeenNodes:
-    """What was observed in a window: the nodes that ran, by thread, and the devices' blocks."""
+    """The nodes that ran in a window, by thread, and the devices' blocks."""
 
     def __init__(self, seen: Observed = NOTHING_OBSERVED) -> None:
         self._seen = seen

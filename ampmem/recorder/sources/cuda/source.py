@@ -250,7 +250,7 @@ class CudaSource(Source):
         self._look_at_allocator()
         count, stats = self._count(device)
         used = None
-        with suppress(RuntimeError):  # of a device that has failed: the script gets to know by itself
+        with suppress(RuntimeError):  # the device has failed: the script will get the error itself
             if not self._api.capturing():
                 free, total = self._api.memory_info(device)
                 used = total - free

@@ -343,7 +343,7 @@ _REQUESTED = _by_kind({IS_ALLOC: 1, IS_DONE: -1})
 def _places(
     marks: Sequence[MarkCount], tag: Column, ends: Column, counted: NDArray[np.int64]
 ) -> list[tuple[MarkCount, NDArray[np.int64]]]:
-    """The entries before which each mark may be, such that later marks still fit behind it."""
+    """For each mark the entries before which it may be, so that the later marks still fit after it."""
     found: list[tuple[MarkCount, NDArray[np.int64]]] = []
     end = len(tag)
     for mark in reversed(marks):
