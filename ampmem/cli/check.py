@@ -142,7 +142,7 @@ def read_if_there(path: Path) -> Side | None:
 
 
 def write_baseline(path: Path, subject: Subject) -> str:
-    """Write the baseline of ``subject`` to ``path``, unless it is equal already; returns what was done.
+    """Write the run of ``subject`` as the baseline ``path``, unless that is equal already; returns a line about it.
 
     Missing folders are created.
 
@@ -263,7 +263,7 @@ _OF_FILES = {"budgets", "baseline", "allow", "update_baseline", "as_json", "scri
 
 
 class CheckCommand(ScriptCommand):
-    """A command whose arguments after a script are the script's, but after a recording ampmem's."""
+    """A command in which arguments after a script belong to the script, and options after a recording to ampmem."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, after finding out whether a script or a recording is given."""

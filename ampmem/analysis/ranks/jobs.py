@@ -81,8 +81,8 @@ class RankRun:
 def rank_run(path: Path) -> RankRun:
     """The recording at ``path``, summed up.
 
-    Raises :class:`~ampmem.errors.UsageError` where there is no file, and :class:`RecordingError` for one that cannot be
-    read and whose name does not say which rank it is of.
+    Raises :class:`~ampmem.errors.UsageError` if there is no file, and :class:`RecordingError` if it cannot be read and
+    its name has no rank.
     """
     try:
         recording = read(path)

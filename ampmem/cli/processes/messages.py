@@ -99,7 +99,7 @@ class Person(Audience):
     def step(self, ended: StepEnded) -> None:
         """Print a line for steps 1, 2, 4, 8 and so on, and for the last.
 
-        No line is left open to be replaced: what the script prints meanwhile would continue it.
+        Each line is complete: the script's own output would continue an open one.
         """
         due = ended.done == ended.wanted or ended.done & (ended.done - 1) == 0
         if due and self._terminal.is_screen():

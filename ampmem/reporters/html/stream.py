@@ -1,4 +1,4 @@
-"""The events of one recording for the page: all of them if they fit, else what is needed to draw them exactly."""
+"""The events of one recording for the page: all events if they fit, else those that an exact drawing needs."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ MAX_PEAK_KINDS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamView:
-    """The packed events; ``note`` says what was left out, empty in mode ``exact``.
+    """The packed events; ``note`` says which events were left out, empty in mode ``exact``.
 
     ``addresses`` says whether the events have addresses, from which the page makes its address map.
     """
@@ -355,7 +355,7 @@ def _arrays(analysis: Analysis, layers: AllocatorLayers | None, positions: NDArr
 
 
 def _at_peak(kinds: Kinds, count: Column, texts: Sequence[str]) -> tuple[Kinds, Column, Sequence[str]]:
-    """The live kinds, how many of each, and the texts, with those of merged kinds added."""
+    """The live kinds, the number of allocations of each, and ``texts`` with further ones that name merged kinds."""
     living = np.flatnonzero(count)
     order = living[np.argsort(-(kinds.bytes * count)[living], kind="stable")]
     shown, rest = order[:MAX_PEAK_KINDS], order[MAX_PEAK_KINDS:]

@@ -104,10 +104,10 @@ def _of_worst(jobs: Jobs, comparison: Comparison) -> VerdictView:
 
 
 def ranks_shown(ranks: Ranks, most: int) -> tuple[int, ...]:
-    """The ranks whose whole pages are in the file, the worst first: all if they are few.
+    """The ranks whose pages are in the file, the worst first: at most ``most``, all if there are no more.
 
-    Else the worst, those that failed, and one of each class of equal ranks: first the median, then the least, then the
-    largest.
+    Else these are the worst rank, failed ranks, and one rank of each class of equal ranks: first the median rank's,
+    then the least, then by peak.
     """
     worst, every = ranks.worst, [rank.rank for rank in ranks.ranks]
     first = [] if worst is None else [worst.rank]
