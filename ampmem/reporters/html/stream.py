@@ -305,7 +305,6 @@ def reduced_stream(
     peaks: Sequence[int],
     peak: int,
     *,
-    layers: AllocatorLayers | None = None,
     buckets: int = BUCKETS,
     when: str = "peak",
 ) -> StreamView:
@@ -313,7 +312,7 @@ def reduced_stream(
 
     ``kind`` is the kind of each allocation.
     """
-    positions = kept_positions(analysis, peaks, peak, buckets)
+    positions, layers = kept_positions(analysis, peaks, peak, buckets), analysis.layers
     if layers is not None:
         positions = np.union1d(positions, extreme_positions(layers.reserved, RESERVED_BUCKETS))
     alive = analysis.lifetimes.alive_at(peak)
@@ -393,7 +392,7 @@ def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int,
         if found is not None:
             events, text = len(analysis.recording.events), base64.b64encode(found).decode("ascii")
             return StreamView(mode=EXACT, events=events, note="", addresses=addresses, packed=text)
-    return reduced_stream(analysis, kinds, kind, peaks, peak, layers=analysis.layers, when=when)
+    return reduced_stream(analysis, kinds, kind, peaks, peak, when=when)
 
 
 def exact_stream(
