@@ -162,8 +162,9 @@ def whole_class(found: Found, name: str, level: str) -> list[str]:
     parts = sections(node)
     lines = [f"{level} `{name}`", "", plain(parts[""]), ""]
     lines += table(("field", "type", "what"), fields(node))
-    methods = [each for each in node.body if isinstance(each, ast.FunctionDef) and not has(each, "property")]
-    for each in methods:
+    bases = [base.node for each in node.bases if (base := find(found.module, ast.unparse(each))) is not None]
+    methods = [each for definition in (node, *bases) for each in definition.body if isinstance(each, ast.FunctionDef)]
+    for each in (each for each in methods if not has(each, "property")):
         if each.name[0] != "_" and ast.get_docstring(each):
             lines += function(each, each.name, f"{level}#")
     return lines + raised(parts)

@@ -53,6 +53,7 @@ class Audience:
 
     def complain(self, message: str) -> None:
         """Print a message about a problem in one line, for people only."""
+        self.say(message)
 
     def show(self, text: str) -> None:
         """Print tables, for people only."""
@@ -87,10 +88,6 @@ class Person(Audience):
     def say(self, message: str) -> None:
         """Print a line."""
         self._terminal.say(self.protected.worded(message))
-
-    def complain(self, message: str) -> None:
-        """Print a line like any other."""
-        self.say(message)
 
     def show(self, text: str) -> None:
         """Print the text between empty lines."""
