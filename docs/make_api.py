@@ -163,9 +163,8 @@ def whole_class(found: Found, name: str, level: str) -> list[str]:
     lines = [f"{level} `{name}`", "", plain(parts[""]), ""]
     lines += table(("field", "type", "what"), fields(node))
     bases = [base.node for each in node.bases if (base := find(found.module, ast.unparse(each))) is not None]
-    bodies = [each for definition in (*bases, node) for each in definition.body]
-    methods = [each for each in bodies if isinstance(each, ast.FunctionDef) and not has(each, "property")]
-    for each in methods:
+    methods = [each for definition in (node, *bases) for each in definition.body if isinstance(each, ast.FunctionDef)]
+    for each in (each for each in methods if not has(each, "property")):
         if each.name[0] != "_" and ast.get_docstring(each):
             lines += function(each, each.name, f"{level}#")
     return lines + raised(parts)

@@ -1,4 +1,4 @@
-"""Which changes to force on a script, and the results of those runs (``ampmem.advise/1``).
+"""The search for changes that make a script fit, and its result (``ampmem.advise/1``).
 
 Every peak was measured in a run, on a simulated GPU or a real device; no peak is computed from another. Only the cost
 of a change on a simulated GPU and its code are derived from other records of the runs.
@@ -347,7 +347,7 @@ def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, h
 
 
 def ranked(trials: Trials, budget: int | None) -> list[Forced]:
-    """The runs as the table has them: those within the ``budget`` by number of changes, others by memory, failures.
+    """The runs in the order of the table: runs that meet the ``budget``, fewest changes first, then others by memory.
 
     Where the unchanged script fits and there is no budget, the run that allocates least comes first. Changes that may
     change the results come after the others: first the precision, then the batch size. Among the runs that meet the
@@ -417,7 +417,7 @@ def why_unproven(trials: Trials, script: Script) -> str | None:
 
 
 def incomparable(forced: Forced) -> str | None:
-    """Why ``forced`` is not compared: other results are expected, or no run is needed; ``None`` if it is."""
+    """The reason not to compare the results of ``forced``, such as an expected difference; ``None`` if they are."""
     changes = [change for change, _ in changes_in(forced)]
     reasons = (change.unproven for change in changes if change.computes or len(changes) == 1)
     return next(filter(None, reasons), None)
@@ -486,19 +486,20 @@ class ProvenResults:
 class AdvisedRun:
     """One run: the changes and the peaks; a peak is null where memory ran out or the change was not made.
 
-    ``options`` are the options of ``ampmem profile`` that make this run. ``saved_bytes`` is how much less it allocates
-    than the unchanged script, ``saved_reserved_bytes`` how much less it reserves; null where one of the two has no
-    peak. ``meets`` says that the run surely fits, and within the budget if there is one. ``failure`` is why the change
-    was not made, or the script failed. On the CPU nothing is reserved, and no memory of a device is in use: null.
+    ``options`` are the options of ``ampmem profile`` that make this run. ``saved_bytes`` are the bytes that it
+    allocates less than the unchanged script, ``saved_reserved_bytes`` those that it reserves less; null if one of the
+    two runs has no peak. ``meets`` says that the run surely fits, and within the budget if there is one. ``failure`` is
+    the reason why the change was not made, or the script's failure. Reserved memory and the device's use are null on
+    the CPU.
 
-    ``cost`` is computed on a simulated GPU. On a real device it has the time of a step, ``step_ns``: a run of its own
-    without recording, the median of its steps after the first; null elsewhere.
+    ``cost`` is computed on a simulated GPU. On a real device it has the step time, ``step_ns``: the median of the steps
+    after the first, in a separate run without recording; null elsewhere.
 
     ``step_flops`` are the floating-point operations of the last step's matrix products, convolutions and attention,
-    ``recomputed_flops`` those of them that activation checkpointing computed again; null where they were not counted.
-    ``moved_bytes`` are the bytes copied between GPU and CPU, inputs included. ``proof`` is there with ``--prove``, for
-    the best run and each change alone. ``rank`` is the worst of several ranks, whose figures these are; null where the
-    script runs in one process.
+    ``recomputed_flops`` the part that activation checkpointing computed again; null if they were not counted.
+    ``moved_bytes`` are the bytes copied between GPU and CPU, inputs included. With ``--prove`` the best run and each
+    single change have a ``proof``. Of several ranks, the figures are those of the worst, ``rank``; null if the script
+    runs in one process.
 
     ``checkpointed`` names the blocks that are checkpointed. ``unbeaten`` says that the run is on the Pareto front: no
     other run is better in memory or cost without being worse in the other.
@@ -635,7 +636,7 @@ def _beats(other: Forced, forced: Forced, trials: Trials) -> bool:
 
 
 def _price(trial: Trial) -> tuple[float, ...] | None:
-    """The memory that a run needs and its cost: the step time where measured, else what is recomputed and moved."""
+    """The memory of a run and its cost: the measured step time, else the recomputed FLOPs and the moved bytes."""
     if trial.memory is None:
         return None
     if trial.step_ns is not None:

@@ -1,4 +1,4 @@
-"""The file of runs that ``ampmem advise --resume`` keeps, and which findings those runs disprove."""
+"""The file of runs that ``ampmem advise --resume`` keeps, and the findings that these runs disprove."""
 
 from __future__ import annotations
 

@@ -107,13 +107,10 @@ class Analysis(MemoryHistory):
         return tuple(self._peak_of(step) for step in self.recording.steps)
 
     def _peak_of(self, step: StepRecord) -> int:
-        total, layers = self.timeline.total, self.layers
-        if layers is None:
-            return self.timeline.peak_between(step.start_ns, step.end_ns)
         start, end = map(self.timeline.position, (step.start_ns, step.end_ns))
-        allocated = layers.allocated[start : end + 1]
+        sizes, requested = (column[start : end + 1] for column in (self.sizes, self.timeline.total))
         # Block sizes are rounded: two tensors may take more than a third that is larger than both together.
-        return start + int(np.argmax(np.where(allocated == allocated.max(), total[start : end + 1], -1)))
+        return start + int(np.argmax(np.where(sizes == sizes.max(), requested, -1)))
 
     @cached_property
     def sizes(self) -> Column:

@@ -1,4 +1,4 @@
-"""The answer that comes first: what a peak is made of, what mixed precision changed, and which findings remain."""
+"""The answer at the top of reports: the composition of a peak, the effect of mixed precision, and its findings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What mixed precision changed about the peak.
+    """The effect of mixed precision on the peak.
 
     ``changes`` are the categories that differ between the two peaks, the largest first: all of them add up to the
     difference. ``unchanged`` are the other categories in bytes. ``forward`` is the total that is alive at the end of
@@ -136,7 +136,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
-    """What the peak of a recording is made of; ``step`` is the step of the peak.
+    """The categories of a recording's peak; ``step`` is the step of the peak.
 
     ``saving`` is the finding whose change would take the most off the peak, or off what was alive when memory ran out;
     ``None`` where no finding says so. ``failed`` says that the script failed. ``short`` is the failed request that
@@ -163,7 +163,7 @@ class Composition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is said first about one or several recordings.
+    """The verdict at the top of a report about one or several recordings.
 
     ``answer`` is ``None`` without an FP32 run or a run under autocast, or where the recordings differ in more than
     their precision. ``compositions`` has one entry per recording, ``None`` for an empty one. ``same_as`` is, for each,

@@ -1,4 +1,4 @@
-"""Which modules of a model can be checkpointed, and in which order the search takes them."""
+"""The modules of a model that can be checkpointed, in the order in which the search takes them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _lists(names: Iterable[str]) -> dict[str, list[int]]:
 
 @dataclass(slots=True, eq=False)
 class _Module:
-    """A module that has parameters; ``shapes`` are its own and those of all modules inside, by name."""
+    """A module that has parameters; ``shapes`` has the shapes of all parameters inside, by name."""
 
     name: str
     inside: dict[str, _Module] = field(default_factory=dict)
@@ -124,10 +124,10 @@ def _candidates(module: _Module, ran: frozenset[str]) -> Iterator[_Module]:
 
 
 def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """The names of the modules that can be checkpointed; none where there are not two.
+    """The names of the modules that can be checkpointed; empty if there are fewer than two.
 
-    ``ran`` are the modules whose forward was seen to run, if known: a list has no forward. Modules with a BatchNorm are
-    left out if there are others: recomputation would update its statistics twice.
+    ``ran`` are the modules whose forward was seen, if known; an ``nn.ModuleList`` has none. Modules with a BatchNorm
+    are left out if there are others, as recomputation would update its statistics twice.
     """
     tree = _tree(parameters)
     found = list(_candidates(tree, ran)) or list(_candidates(tree, frozenset()))  # compiled modules are not seen to run
@@ -140,9 +140,9 @@ def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] =
 
 
 def blocks_of(analysis: Analysis, flops: Mapping[str, int]) -> Blocks | None:
-    """The blocks of the model that was recorded; ``None`` where there are not two.
+    """The blocks of the recorded model; ``None`` if it has fewer than two.
 
-    ``flops`` are those of each module's own code in a step's forwards, for all modules whose forward ran.
+    ``flops`` has, for each module whose forward ran, the FLOPs of its own code in a step's forwards.
     """
     names = names_of_blocks(analysis.recording.parameters, frozenset(flops))
     if not names:

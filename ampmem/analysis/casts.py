@@ -237,7 +237,7 @@ def cast_eligible(history: MemoryHistory) -> int | None:
 
 
 def _counts(facts: JoinedFacts, fact: Fact, allocations: int) -> Column:
-    """How often each allocation had ``fact``."""
+    """The number of facts of the kind ``fact`` about each of the ``allocations`` allocations."""
     return np.bincount(facts.allocation[facts.fact == fact], minlength=allocations)
 
 

@@ -1,7 +1,7 @@
-"""The changes that ``ampmem advise`` tries: when, in which combinations, what each costs, and how it is written.
+"""The changes that ``ampmem advise`` tries: conditions, combinations, costs in words, and the code of each.
 
-Their options and values are the fields of :class:`~ampmem.vocabulary.Forced`; what forces them on a script is in
-``ampmem.recorder.steering.changes``. A new change is a field there, an entry here, and a hook there.
+Their options and values are the fields of :class:`~ampmem.vocabulary.Forced`; the hooks that force them on a script
+are in ``ampmem.recorder.steering.changes``. A new change is a field there, an entry here, and a hook there.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A run with changes. ``memory`` is ``None`` where it ran out, or where ``failure`` says why there was no run.
+    """A run with changes. ``memory`` is ``None`` if it ran out, or if ``failure`` says why there was no run.
 
-    ``flops`` are those of the last step, ``recomputed_flops`` the part that backward computed again, and
-    ``moved_bytes`` what the step copied between GPU and CPU; 0 where not known. ``step_ns`` is the duration of a step
+    ``flops`` are the last step's, ``recomputed_flops`` the part that backward computed again, and ``moved_bytes`` the
+    bytes that the step copied between GPU and CPU; 0 if unknown. ``step_ns`` is the duration of a step
     without recording, on a real device. ``rank`` is the rank that has these peaks, where there are several.
     """
 
@@ -389,7 +389,7 @@ def changes_in(forced: Forced) -> list[tuple[Change, Any]]:
 
 
 def computing(forced: Forced) -> dict[str, Any]:
-    """The changes of what the script computes, each with its value, by field."""
+    """By field, the values of the changes that alter the script's results, such as the batch size."""
     return {change.field: value for change, value in changes_in(forced) if change.computes}
 
 

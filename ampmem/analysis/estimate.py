@@ -90,9 +90,9 @@ class HighestPeaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The peaks of a simulated run, and whether its GPU has that much.
+    """The peaks of a simulated run, and whether they fit on its GPU.
 
-    ``margin`` is what is left of ``gpu_bytes`` at the peak of reserved memory, or of allocated memory if less may be
+    ``margin`` is the rest of ``gpu_bytes`` at the peak of reserved memory, or of allocated memory if less may be
     reserved (``highest.least_reserved``); ``None`` when a request failed; negative if the memory outside of the
     allocator does not fit. ``allowed`` is the process's limit (``set_per_process_memory_fraction``), ``None`` without
     one; ``margin`` is what is left of it if that is less. ``highest`` is ``None`` if nothing had to be assumed. For a

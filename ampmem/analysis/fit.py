@@ -27,8 +27,8 @@ BASELINE = Precision.FP32
 class Vary:
     """The varied argument and its range from ``low`` to ``high``; without ``high``, as far as it fits.
 
-    ``separator`` is what stands before the value: ``=``, or a space for a value that is an argument of its own. It is
-    empty for a positional argument, which is the value alone; ``name`` says which one: ``argument 2``.
+    ``separator`` stands between name and value: ``=``, or a space if the value is an argument of its own. It is empty
+    for a positional argument, which is the value alone; its ``name`` is then ``argument 2``.
     """
 
     name: str = field(metadata=named("argument"))
@@ -76,7 +76,7 @@ Points: TypeAlias = Mapping[int, Memory | None]
 
 
 class SavingVerdict(StrEnum):
-    """How the peaks of a precision compare with those of :data:`BASELINE`, at the values that fit in both."""
+    """The comparison of a precision's peaks with those of :data:`BASELINE`, at the values that fit in both."""
 
     CROSSES = "crosses"
     """Higher or equal at small values, lower from some larger value on."""
@@ -388,7 +388,7 @@ def wanted(points: Mapping[Precision, Points], vary: Vary, *, total: int, curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remaining:
-    """The purpose of the runs that are left; some depend on the results of others.
+    """The runs that are left, by purpose; some depend on the results of others.
 
     ``searched`` has the precisions whose largest value is not found yet, with the largest that fits and the smallest
     that does not; once it is empty, ``crossings`` says that a break-even point is missing. ``runs`` counts the runs

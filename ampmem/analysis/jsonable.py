@@ -308,7 +308,7 @@ class JsonDocument:
     __slots__ = ()
 
     def to_json(self) -> str:
-        """The JSON text; the ``…_schema`` function beside the class gives its JSON Schema."""
+        """The JSON text, as the command prints it with ``--json``."""
         return text_of(self)
 
 

@@ -49,10 +49,6 @@ class AllocatorLayers:
         between = (self.position >= first) & (self.position < last)
         return int(max(self.level[between].max(initial=0), self.reserved[first]))
 
-    def allocated_between(self, first: int, last: int) -> int:
-        """The peak of allocated bytes (blocks with their rounding) between two positions."""
-        return int(self.allocated[first : last + 1].max())
-
 
 def layers_of(history: MemoryHistory) -> AllocatorLayers | None:
     """The allocator's layers; ``None`` without segments. Raises :class:`RecordingError` for contradictory segments."""

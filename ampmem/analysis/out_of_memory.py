@@ -261,7 +261,7 @@ def failure_position(history: MemoryHistory) -> int:
 
 
 def _by_category(history: MemoryHistory, known: Mask, size: int) -> Breakdown:
-    """``size`` bytes by category: those of the allocations in ``known`` in their categories, the rest as other."""
+    """``size`` bytes by category: the allocations in ``known`` in their categories, and the rest as ``other``."""
     sizes = history.lifetimes.bytes
     found = {category: int(sizes[known & history.classes.of(category)].sum()) for category in CATEGORIES}
     return {**found, Category.OTHER: found[Category.OTHER] + max(size - sum(found.values()), 0)}
@@ -422,7 +422,7 @@ def _known_gpu(name: str, source: str) -> str | None:
 
 
 def _least_needed(recording: Recording, found: FailedRequest, total: int) -> int:
-    """The least memory in bytes for the failed request and what the first update adds.
+    """The least memory in bytes for the failed request, and then for the gradients and the first update.
 
     An unknown optimizer counts as Adam with its temporaries.
     """

@@ -69,7 +69,7 @@ def parameters_of(history: MemoryHistory, cast_eligible: int | None) -> Paramete
 
 
 def _untrained(history: MemoryHistory) -> list[tuple[int, int]]:
-    """Elements and bytes of each untrained parameter, including those of modules that never ran.
+    """The elements and the bytes of each untrained parameter, including parameters of modules that never ran.
 
     Models that were freed before the last step's end do not count: they may never have been alive together.
     """

@@ -6,7 +6,7 @@ The dataclasses have the names and the order of the JSON. ``None`` means not mea
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -392,14 +392,13 @@ def require_training(recording: Recording) -> None:
 
 def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) -> Step:
     layers, between = analysis.layers, tuple(map(analysis.timeline.position, (step.start_ns, step.end_ns)))
-    allocated = None if layers is None else layers.allocated_between(*between)
     return like(
         Step,
         step,
         loss_not_finite=None if step.loss is None or math.isfinite(step.loss) else str(step.loss),
         duration_ns=step.end_ns - step.start_ns,
         marks=Marks(**{name: _breakdown(analysis, getattr(marks, name)) for name in STEP_MARKS}),
-        peak=replace(_peak_at(analysis, position, *analysis.made_by(position, step)), allocated=allocated),
+        peak=_peak_at(analysis, position, *analysis.made_by(position, step)),
         peak_reserved=None if layers is None else layers.peak_between(*between),
     )
 
@@ -429,6 +428,7 @@ def _peak_at(analysis: Analysis, position: int, phase: Phase, op: str, module: s
         communication_by_part=analysis.communication.at(position),
         op=op or None,
         module=module or None,
+        allocated=None if analysis.layers is None else int(analysis.layers.allocated[position]),
     )
 
 
@@ -442,9 +442,7 @@ def _outside_steps(analysis: Analysis) -> OutsidePeak | None:
     if outside[position] <= sizes[analysis.peak]:
         return None
     phase = Phase(int(analysis.recording.events.phase[position - 1]))
-    found = _peak_at(analysis, position, phase, *analysis.born_at(position))
-    allocated = None if analysis.layers is None else int(sizes[position])
-    return like(OutsidePeak, found, allocated=allocated, after=position > last)
+    return like(OutsidePeak, _peak_at(analysis, position, phase, *analysis.born_at(position)), after=position > last)
 
 
 PLACES = {

@@ -457,9 +457,9 @@ class _Search:
 
 
 def _of_worst(ended: Sequence[EndedRun]) -> EndedRun:
-    """The run of several ranks: the worst rank's, whose recording alone is kept.
+    """The result of a run of several ranks: that of the worst rank; the other ranks' recordings are deleted.
 
-    For the unchanged script the blocks are those of all ranks.
+    For the unchanged script it has the blocks of all ranks.
     """
     found = max(ended, key=lambda each: how_bad(each.trial))
     for each in ended:

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -133,16 +133,8 @@ def read_baseline(path: Path) -> Side:
         raise UsageError(f"the baseline cannot be used: {error}") from error
 
 
-def read_if_there(path: Path) -> Side | None:
-    """The baseline to replace; ``None`` if it is missing or cannot be read."""
-    try:
-        return read_side(path) if path.exists() else None
-    except AmpmemError:
-        return None
-
-
 def write_baseline(path: Path, subject: Subject) -> str:
-    """Write the baseline of ``subject`` to ``path``, unless it is equal already; returns what was done.
+    """Write the run of ``subject`` as the baseline ``path``, unless that is equal already; returns a line about it.
 
     Missing folders are created.
 
@@ -151,7 +143,9 @@ def write_baseline(path: Path, subject: Subject) -> str:
     """
     assert subject.run is not None
     require_replaceable(path)
-    side, before = subject.run.side, read_if_there(path)
+    side, before = subject.run.side, None
+    with suppress(AmpmemError):  # a baseline that cannot be read is replaced
+        before = read_side(path) if path.exists() else None
     if before is not None and is_same(before, side):
         return f"{path} was not rewritten: nothing has changed"
     if path.suffix != _JSON and side.groups is None:
@@ -263,7 +257,7 @@ _OF_FILES = {"budgets", "baseline", "allow", "update_baseline", "as_json", "scri
 
 
 class CheckCommand(ScriptCommand):
-    """A command whose arguments after a script are the script's, but after a recording ampmem's."""
+    """A command in which arguments after a script belong to the script, and options after a recording to ampmem."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, after finding out whether a script or a recording is given."""

@@ -165,7 +165,7 @@ _SIZES = re.compile(r"[0-9.,]+ (?:[KMGT]i)?B\b")
 def run_points(
     plan: RunPlan, precisions: Sequence[Precision], wanted: Callable[[Found], list[Run]], left: Callable[[Found], str]
 ) -> tuple[dict[Precision, dict[int, Memory | None]], tuple[str, ...], bool]:
-    """Run what ``wanted`` asks for, given the results so far, until it asks for nothing.
+    """Make the runs that ``wanted`` names, given the results so far, until it names none.
 
     Returns the points of each precision, all notes (of several that differ in sizes the first one), and whether Ctrl-C
     ended the search early; finished runs are kept then. ``left`` gives words for the work left. Raises

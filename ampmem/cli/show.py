@@ -183,7 +183,7 @@ def _together(runs: Sequence[RankRun], jobs: Jobs | None, details: frozenset[Det
 
 
 def _with_tables(runs: Sequence[RankRun], jobs: Jobs | None, details: frozenset[Detail]) -> Sequence[RankRun]:
-    """The runs whose own tables follow, for details that exist for single recordings only; of a job the worst rank."""
+    """The runs whose own tables follow, for details that only single recordings have; of a job its worst rank."""
     wanted = frozenset() if details == EVERYTHING else details & _OF_EACH
     if jobs is None:
         return runs if wanted else []

@@ -1,4 +1,4 @@
-"""``ampmem top``: show what watched runs do now, for as long as they go on."""
+"""``ampmem top``: show the state of watched runs, until all of them have ended."""
 
 from __future__ import annotations
 

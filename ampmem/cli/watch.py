@@ -128,7 +128,7 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
 
 
 def _tell(watcher: Watcher, named: Path, audience: Audience, *, quiet: bool) -> None:
-    """Print what was recorded, and the tables."""
+    """Print the number of recorded steps, and the tables."""
     file, rows = watcher.options.path, watcher.rows
     if not file.exists():
         return

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import time_ns
 from typing import Any
@@ -89,7 +88,7 @@ class WholeRun:
         folder, self._folder = self._folder, None
         if folder is not None:
             with going_on():
-                self._watch = begin_watch(self._wanted, folder, number, self._log_row)
+                self._watch = self._begin(folder, number)
 
     def step_ends(self, updates: int, number: int) -> None:
         """Do nothing: ampmem sees by itself when steps end."""
@@ -99,47 +98,44 @@ class WholeRun:
         watch, self._watch, self._folder = self._watch, None, None
         with going_on():
             if watch is not None:
-                finish_watch(watch, error, self._wanted, self._keep)
+                self._finish(watch, error)
+
+    def _begin(self, folder: Path, first_step: int) -> Watch | None:
+        """Watch from now on, into a file in ``folder``; ``None`` if this process is being recorded already."""
+        from ampmem.recorder.process import active
+
+        if active() is not None:
+            say("this process is already being recorded, so this training is not watched")
+            return None
+        return Watch(
+            replace(self._wanted.asked, steps=None, skip=0, first_step=first_step),
+            output=_file_in(folder, "memory-watch"),
+            every=self._wanted.every,
+            keep=self._wanted.keep,
+            on_step=self._log_row,
+        ).__enter__()
+
+    def _finish(self, watch: Watch, error: BaseException | None) -> None:
+        """End the watching, report the result, and keep the page."""
+        watch.__exit__(None if error is None else type(error), error, None)
+        found = watch.summary()
+        if job_place().rank != 0:
+            return
+        peak = f", {format_peak(found.highest.peak)} at the highest peak" if found.highest is not None else ""
+        page = None
+        if self._wanted.page and found.rows:
+            from ampmem.reporters.html.watched_page import write_watched
+
+            page, *_ = write_watched(watch.path, _page_of(watch.path), force=True)
+        where = f"; the page is {page}" if page is not None else ""
+        say(f"watched {counted(found.steps, 'step')}{peak}, in {sized(watch.path)}{where}")
+        if page is not None:
+            self._keep(page)
 
     def _log_row(self, row: Row) -> None:
         if job_place().rank == 0:
             with going_on():
                 self._log([seen_row(row)])
-
-
-def begin_watch(wanted: Wanted, folder: Path, first_step: int, on_step: Callable[[Row], None] | None) -> Watch | None:
-    """Watch from now on, into a file in ``folder``; ``None`` if this process is being recorded already."""
-    from ampmem.recorder.process import active
-
-    if active() is not None:
-        say("this process is already being recorded, so this training is not watched")
-        return None
-    watch = Watch(
-        replace(wanted.asked, steps=None, skip=0, first_step=first_step),
-        output=_file_in(folder, "memory-watch"),
-        every=wanted.every,
-        keep=wanted.keep,
-        on_step=on_step,
-    )
-    return watch.__enter__()
-
-
-def finish_watch(watch: Watch, error: BaseException | None, wanted: Wanted, keep: Callable[[Path], None]) -> None:
-    """End the watching, report the result, and give ``keep`` the page."""
-    watch.__exit__(None if error is None else type(error), error, None)
-    found = watch.summary()
-    if job_place().rank != 0:
-        return
-    peak = f", {format_peak(found.highest.peak)} at the highest peak" if found.highest is not None else ""
-    page = None
-    if wanted.page and found.rows:
-        from ampmem.reporters.html.watched_page import write_watched
-
-        page, *_ = write_watched(watch.path, _page_of(watch.path), force=True)
-    where = f"; the page is {page}" if page is not None else ""
-    say(f"watched {counted(found.steps, 'step')}{peak}, in {sized(watch.path)}{where}")
-    if page is not None:
-        keep(page)
 
 
 class FewSteps:
@@ -178,7 +174,7 @@ class FewSteps:
         self._updates = updates
         with going_on():
             self._ended = []
-            self._profile = begin(self._wanted, folder, number)
+            self._profile = self._begin(folder, number)
 
     def step_ends(self, updates: int, number: int) -> None:
         """End the host's step ``number`` if ``updates`` has grown; a host may also call this within a step."""
@@ -197,11 +193,58 @@ class FewSteps:
         folder, self._folder = self._folder, None
         with going_on():
             if recorder is not None:
-                numbers = partial(self._numbers, ended=ended)
-                finish(recorder, error, self._wanted, numbers, self._log, self._keep)
+                self._finish(recorder, error, ended)
             elif folder is not None:
                 made, skip = counted(self._made, "step"), self._wanted.asked.skip
                 say(f"nothing was recorded: the training ended after {made}, and skip={skip} skips the first {skip}")
+
+    def _begin(self, folder: Path, first_step: int, *, counts_steps: bool = False) -> Profile | None:
+        """Begin to record to a file in ``folder``; ``None`` if this process is being recorded already.
+
+        With ``counts_steps``, ampmem counts the steps from ``first_step``, skipped ones included; else the recording
+        begins at once with that step, and runs until it is ended.
+        """
+        from ampmem.recorder.process import active
+
+        if active() is not None:
+            say("this process is already being recorded, so these steps are not recorded again")
+            return None
+        asked = replace(self._wanted.asked, first_step=first_step)
+        if not counts_steps:
+            asked = replace(asked, steps=None, skip=0)
+        return Profile(asked, output=_file_in(folder, f"memory-step{first_step + asked.skip}")).__enter__()
+
+    def _finish(self, recorder: Profile, error: BaseException | None, ended: Sequence[tuple[int, int]]) -> None:
+        """End the recording and report it; the rank that logs gives the loggers the rows and the page.
+
+        ``ended`` has the end of each recorded step of the host's in ns, and its number.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one line below says that nothing was recorded
+            trace = None if error is None else error.__traceback__
+            recorder.__exit__(None if error is None else type(error), error, trace)
+        try:
+            recording = recorder.recording()
+            if job_place().rank != 0:
+                return
+            summary = summarize(recording)
+        except NothingRecorded as nothing:
+            recorder.path.unlink(missing_ok=True)
+            say(str(nothing))
+            return
+        known = self._numbers(recording, ended)
+        if summary.conservation.breach is not None:
+            say(f"nothing is logged, because the sums are wrong: {summary.conservation.breach}; see {recorder.path}")
+        page = None
+        if self._wanted.page:
+            from ampmem.reporters.html import write
+
+            page = _page_of(recorder.path)
+            write([recorder.path], page, force=True)
+        say(_recorded_text(recorder.path, page, summary, self._wanted.asked.steps) + _renumbered(known))
+        self._log(rows(summary, known))
+        if page is not None:
+            self._keep(page)
 
     def _numbers(self, recording: Recording, ended: Sequence[tuple[int, int]]) -> dict[int, int]:
         """For each recorded step the host's step in which it ended."""
@@ -213,67 +256,11 @@ class FewSteps:
         return found
 
 
-def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = False) -> Profile | None:
-    """Begin to record to a file in ``folder``; ``None`` if this process is being recorded already.
-
-    With ``counted``, ampmem counts the steps from ``first_step``, skipped ones included; else the recording begins at
-    once with that step, and runs until it is ended.
-    """
-    from ampmem.recorder.process import active
-
-    if active() is not None:
-        say("this process is already being recorded, so these steps are not recorded again")
-        return None
-    asked = replace(wanted.asked, first_step=first_step)
-    if not counted:
-        asked = replace(asked, steps=None, skip=0)
-    return Profile(asked, output=_file_in(folder, f"memory-step{first_step + asked.skip}")).__enter__()
-
-
 def _file_in(folder: Path, name: str) -> Path:
     """The path of the file ``name`` in ``folder``, which is created now; a rank's has its number."""
     folder.mkdir(parents=True, exist_ok=True)
     place, file = job_place(), folder / f"{name}{SUFFIX}"
     return rank_file(file, place.rank, place.world_size) if place.world_size > 1 else file
-
-
-def finish(
-    recorder: Profile,
-    error: BaseException | None,
-    wanted: Wanted,
-    numbers: Callable[[Recording], Mapping[int, int]],
-    log: Callable[[Sequence[LoggedRow]], None],
-    keep: Callable[[Path], None],
-) -> None:
-    """End the recording and report it; ``numbers`` gives the training's step for each recorded step.
-
-    On the rank that logs, ``log`` gets the rows, and ``keep`` the page if one was written.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one line below says that nothing was recorded
-        recorder.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
-    try:
-        recording = recorder.recording()
-        if job_place().rank != 0:
-            return
-        summary = summarize(recording)
-    except NothingRecorded as nothing:
-        recorder.path.unlink(missing_ok=True)
-        say(str(nothing))
-        return
-    known = numbers(recording)
-    if summary.conservation.breach is not None:
-        say(f"nothing is logged, because the sums are wrong: {summary.conservation.breach}; see {recorder.path}")
-    page = None
-    if wanted.page:
-        from ampmem.reporters.html import write
-
-        page = _page_of(recorder.path)
-        write([recorder.path], page, force=True)
-    say(_recorded_text(recorder.path, page, summary, wanted.asked.steps) + _renumbered(known))
-    log(rows(summary, known))
-    if page is not None:
-        keep(page)
 
 
 def job_place() -> PlaceRecord:
@@ -457,7 +444,7 @@ class _CountedSteps(FewSteps):
         """Begin to record the loop, whose first step is ``number``."""
         folder, self._folder = self._folder, None
         with going_on():
-            self._profile = begin(self._wanted, folder or Path(), number, counted=True)
+            self._profile = self._begin(folder or Path(), number, counts_steps=True)
 
     def _numbers(self, recording: Recording, ended: Sequence[tuple[int, int]]) -> dict[int, int]:
         return {step.index: step.index for step in recording.steps}

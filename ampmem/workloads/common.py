@@ -1,4 +1,4 @@
-"""What the workloads share: command-line options, the seed, autocast, the scaler and the optimizer."""
+"""Shared by the workloads: command-line options, the seed, autocast, the scaler and the optimizer."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ OF_MODULE: tuple[str, ...] = tuple(item.name for item in fields(ModuleMemory) if
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """A limit in bytes for what ``key`` names; for ``growth`` in bytes per step."""
+    """A limit in bytes for the memory that ``key`` names; for ``growth`` in bytes per step."""
 
     key: Name
     limit: int
@@ -167,7 +167,7 @@ _Toml: TypeAlias = "Mapping[str, object]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetFile:
-    """The budgets in the file ``path``: those of every script, and those of some scripts by the names in the file."""
+    """The budgets in the file ``path``: ``budgets`` of all scripts, and ``scripts`` of single scripts by name."""
 
     path: Path
     budgets: tuple[Budget, ...]

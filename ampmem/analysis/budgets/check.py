@@ -71,7 +71,7 @@ _BESIDE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrownGroups:
-    """The changes, those that grew most first, and the groups that are alive, largest first.
+    """The changes behind a broken limit, the largest growth first, and ``held``, the live groups, largest first.
 
     ``moved`` are changes that are larger at this instant, but most of which the baseline held too, at another instant.
     ``moments`` are the two instants, before and after, where they are different ones of a step.
@@ -123,7 +123,7 @@ def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
 
 
 def _assumed(run: JudgedRun) -> str:
-    """The assumptions about a simulated device whose bytes are in no tensor, in words."""
+    """The memory that a simulation only assumes: ``, and without what is assumed for cuDNN, up to 1.0 GiB``."""
     prediction = run.summary.prediction
     bounds = {} if prediction is None or prediction.highest is None else prediction.highest.bounds
     return "".join(
@@ -260,7 +260,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A limit that is not kept, and what grew, the largest changes first.
+    """A broken limit, and the groups that grew, the largest changes first.
 
     ``moved`` are changes that are larger at this instant, but most of which the baseline held too, at another instant:
     they do not explain growth. ``shrank`` is the sum of all other changes, below 0. If nothing grew, or without a

@@ -41,7 +41,7 @@ class StepGrowth:
 
     @property
     def bytes(self) -> int:
-        """Bytes alive at the end of the last step less those at the first; negative if fewer."""
+        """The bytes alive at the end of the last step minus those at the end of the first; may be negative."""
         return bytes_of(self.after) - bytes_of(self.before)
 
     @property
@@ -54,8 +54,9 @@ class StepGrowth:
 class JudgedRun:
     """A run that is checked against budgets.
 
-    ``allocated`` is the peak of the allocator's blocks over the recorded steps in bytes, ``growth`` what remains from
-    step to step; ``None`` where not known, as from a summary's JSON. ``problems`` say why the run cannot be judged.
+    ``allocated`` is the peak of the allocator's blocks over the recorded steps in bytes, ``growth`` the memory that
+    stays from step to step; ``None`` if unknown, as from a summary's JSON. ``problems`` say why the run cannot be
+    judged.
     """
 
     side: Side
@@ -284,7 +285,7 @@ def runs_on(summary: Summary) -> RunsOn:
 
 
 def require_comparable(before: Side, device: RunsOn, label: str) -> None:
-    """Raise :class:`UsageError` if ``before`` is from another device than the run ``label``, whose is ``device``."""
+    """Raise :class:`UsageError` if ``before`` is from another device than ``device``, that of the run ``label``."""
     found = runs_on(before.summary)
     if not found.is_comparable(device):
         raise UsageError(

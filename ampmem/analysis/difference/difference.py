@@ -26,11 +26,11 @@ from ampmem.output import Shown
 from ampmem.units import counted, format_peak
 from ampmem.vocabulary import Precision, SourceKind
 
-# What became of each group of allocations; changes that are alike in every layer are one.
+# The changes of groups of allocations.
 
 
 class ChangeKind(StrEnum):
-    """What became of a group of allocations."""
+    """The kind of a change: whether a group of allocations is new, gone, larger or smaller."""
 
     NEW = "new"
     GONE = "gone"
@@ -83,7 +83,7 @@ class GroupChange:
 
     @property
     def kind(self) -> ChangeKind:
-        """What became of the group."""
+        """Whether the group is new, gone, larger or smaller."""
         if not self.before:
             return ChangeKind.NEW
         if not self.after:
@@ -456,7 +456,7 @@ class Most:
 
 
 class Histories:
-    """What the changed groups held over time, for two runs whose allocations are known."""
+    """The bytes that groups held over time, in two runs whose allocations are known."""
 
     def __init__(self, before: Side, after: Side) -> None:
         """Raises ``ValueError`` for a side that has a summary only."""

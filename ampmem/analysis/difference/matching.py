@@ -102,9 +102,9 @@ class Renamed:
 
 
 def renames(before: Iterable[Group], after: Iterable[Group]) -> tuple[Renamed, ...]:
-    """The renamed modules, those with most parameters first.
+    """The renamed modules, the largest number of parameters first.
 
-    Several modules that are alike, such as layers, are paired in order if both runs have the same number.
+    Several equal modules, such as layers, are paired in order if both runs have the same number of them.
     """
     old, new = _parameters(before), _parameters(after)
     gone, come = _subtrees(old, new), _subtrees(new, old)
@@ -307,7 +307,7 @@ def _runs(before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Ren
 
 
 def _alone(groups: Sequence[Group], run: _Run, *, gone: bool) -> list[Match]:
-    """The groups that only one run has, those of one tensor or from the same functions in one match."""
+    """The matches with one empty side: the ``groups`` of one run only, joined by tensor or by functions."""
     found: dict[Hashable, list[Group]] = defaultdict(list)
     for group in groups:
         found[run.name(group) or run.functions(group)].append(group)

@@ -26,10 +26,9 @@ from ampmem.recording import SUFFIX, rank_of, read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Allocations that are alike in all that is known of them; ``None`` means unknown.
+    """``count`` allocations that are equal in everything known about them; ``None`` means unknown.
 
-    ``stack`` is ``file:line function``, outermost first. ``shape`` is that of each of them, and ``bytes`` are those of
-    all ``count`` together.
+    ``stack`` is ``file:line function``, outermost first. ``shape`` is the shape of each allocation, ``bytes`` the sum.
     """
 
     category: Category
@@ -45,7 +44,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """An instant of a run; ``op`` and ``module`` are those of the alloc that led to it, where known."""
+    """An instant of a run; ``op`` and ``module`` are those of the last alloc before it, if known."""
 
     step: int
     phase: PhaseName
@@ -278,7 +277,7 @@ def is_json(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """JSON that a command prints: its schema, the dataclass that it is made from, what it is, and the command."""
+    """A kind of JSON that a command prints: its schema, its dataclass, its name in messages, and the command."""
 
     schema: str
     of: type

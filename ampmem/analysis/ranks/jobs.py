@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,8 +82,8 @@ class RankRun:
 def rank_run(path: Path) -> RankRun:
     """The recording at ``path``, summed up.
 
-    Raises :class:`~ampmem.errors.UsageError` where there is no file, and :class:`RecordingError` for one that cannot be
-    read and whose name does not say which rank it is of.
+    Raises :class:`~ampmem.errors.UsageError` if there is no file, and :class:`RecordingError` if it cannot be read and
+    its name has no rank.
     """
     try:
         recording = read(path)
@@ -219,19 +220,14 @@ def read_runs(paths: Sequence[Path], *, processes: int | None = None) -> list[Ra
     if not paths:
         return []
     count = _processes(paths) if processes is None else min(processes, len(paths))
-    shares = [range(first, len(paths), count) for first in range(count)]
-    children = [_child([paths[i] for i in share]) for share in shares[1:]]
-    found: dict[int, RankRun | AmpmemError] = {}
-    try:
-        for share, child in zip(shares, (None, *children), strict=True):
-            theirs = None if child is None else _answer(child, len(share))
-            results = _all_of([paths[i] for i in share]) if theirs is None else theirs
-            found.update(zip(share, results, strict=True))
-    finally:
-        for child in children:
-            if child is not None:
-                _end(child)
-    return [_or_raise(found[i]) for i in range(len(paths))]
+    own, *others = (paths[first::count] for first in range(count))
+    with ThreadPoolExecutor(count) as pool:
+        children = [pool.submit(_read_in_child, share) for share in others]
+        found = [
+            _read_each(own),
+            *(child.result() or _read_each(share) for child, share in zip(children, others, strict=True)),
+        ]
+    return [_or_raise(found[i % count][i // count]) for i in range(len(paths))]
 
 
 def _processes(paths: Sequence[Path]) -> int:
@@ -244,7 +240,7 @@ def _processes(paths: Sequence[Path]) -> int:
     return min(len(os.sched_getaffinity(0)), len(paths), _MOST_PROCESSES)
 
 
-def _all_of(paths: Sequence[Path]) -> list[RankRun | AmpmemError]:
+def _read_each(paths: Sequence[Path]) -> list[RankRun | AmpmemError]:
     """Each recording, or the error that reading it raised."""
     found: list[RankRun | AmpmemError] = []
     for path in paths:
@@ -277,37 +273,20 @@ def serve_reading() -> None:
     """Read the files named on stdin and write their summaries to stdout; runs in a child process."""
     paths = [Path(os.fsdecode(bytes.fromhex(name))) for name in json.load(sys.stdin)]
     try:
-        pickle.dump(_all_of(paths), sys.stdout.buffer)
+        pickle.dump(_read_each(paths), sys.stdout.buffer)
     except (KeyboardInterrupt, BrokenPipeError):  # the parent got the signal too, or has ended
         sys.exit(1)
 
 
-def _child(paths: Sequence[Path]) -> subprocess.Popen[bytes] | None:
-    """A process that reads ``paths``; ``None`` if no process can be started."""
+def _read_in_child(paths: Sequence[Path]) -> list[RankRun | AmpmemError] | None:
+    """The results of a process that reads ``paths``; ``None`` if it cannot be started or did not finish."""
     command = [sys.executable, "-c", _START, _ROOT]
+    names = json.dumps([os.fsencode(path).hex() for path in paths]).encode()
     try:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        child = subprocess.run(command, input=names, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except OSError:
         return None
-    assert child.stdin is not None
-    with suppress(BrokenPipeError), child.stdin:  # a dead child gives no answer, which the reader notices
-        child.stdin.write(json.dumps([os.fsencode(path).hex() for path in paths]).encode())
-    return child
-
-
-def _answer(child: subprocess.Popen[bytes], count: int) -> list[RankRun | AmpmemError] | None:
-    """The results of ``child``; ``None`` if it did not finish."""
-    assert child.stdout is not None
-    said = child.stdout.read()
-    if child.wait() != 0:
+    if child.returncode != 0:
         return None
-    results: list[RankRun | AmpmemError] = pickle.loads(said)  # trusted: written by our own child
-    return results if len(results) == count else None
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.kill()
-        child.wait()
-    if child.stdout is not None:
-        child.stdout.close()
+    results: list[RankRun | AmpmemError] = pickle.loads(child.stdout)  # trusted: written by our own child
+    return results if len(results) == len(paths) else None

@@ -221,10 +221,10 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """How many bytes more the worst rank has than another.
+    """The bytes that the worst rank needs more than another rank.
 
-    ``parts`` are the categories that differ, those that add most first: they add up to ``bytes``, but for the rounding
-    of blocks. They are the difference by category; ``contrasts`` are circumstances that differ.
+    ``parts`` are the differing categories, the largest first: they add up to ``bytes``, apart from the rounding of
+    blocks. ``contrasts`` are other properties that differ, such as the batch size.
     """
 
     rank: int

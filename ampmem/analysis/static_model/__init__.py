@@ -1,1 +1,1 @@
-"""The static model: bytes per parameter by a recipe, compared with a run, and what explains the difference."""
+"""The static model: a recipe's bytes per parameter, compared with a run, and the terms of their difference."""

@@ -29,10 +29,10 @@ _LINKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedMemory:
-    """A live allocation with the names that facts give it, in the order in which they were seen.
+    """A live allocation with the names of its tensors from facts, in the order in which they were seen.
 
-    Each name comes with the dtype of its tensor, empty if no hook knew it. ``further`` are the names whose tensor has
-    other parts before this one: a tensor that wraps several, or a sparse one.
+    Each name has the dtype of its tensor, empty if no hook knew it. ``further`` are names of tensors of which this is
+    not the first part: a tensor that wraps several, or the values of a sparse one.
     """
 
     bytes: int
@@ -135,7 +135,7 @@ class Credits:
 
 
 def itemsize(record: ParameterRecord) -> int:
-    """Bytes per element; for a parameter without elements those of its type, or 4."""
+    """Bytes per element of a parameter; if it has no elements, the size of its type, or 4."""
     return record.bytes // record.elements if record.elements else dtype_bytes(record.dtype) or 4
 
 

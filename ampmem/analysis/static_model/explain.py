@@ -1,4 +1,4 @@
-"""Why a component differs from the static model: terms of several kinds, each computed from evidence.
+"""The terms that explain the difference between a component and the static model, each computed from evidence.
 
 Every function takes the evidence and the model's bytes per element, and goes through the parameters. A parameter counts
 with the elements that no earlier parameter has: with none if it is in another's memory (tied weights). Missing memory
@@ -25,9 +25,9 @@ NAMED = 3
 
 
 class TermKind(StrEnum):
-    """Why there are more or fewer bytes than the model has; the values are the words, which say only what was seen.
+    """The reason why a component has more or fewer bytes than the model; the values are sentences.
 
-    Some values have a type or a name in them.
+    ``{about}`` in a value stands for a type or a name.
     """
 
     FROZEN = "frozen parameters"
@@ -100,13 +100,13 @@ class TermKind(StrEnum):
     NO_GRADIENT_AT_UPDATE = "no optimizer state: these parameters' gradients were dropped before each update"
 
     def words(self, about: str) -> str:
-        """The words with the type or name ``about`` in them."""
+        """The sentence, with the type or name ``about`` filled in."""
         return self.value.format(about=about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One reason for a difference between what the model has and what was measured.
+    """One reason for a difference between the model and the measured memory.
 
     ``tensors`` counts the tensors concerned, and ``names`` are the parameters of the largest, at most :data:`NAMED`;
     empty if they belong to no parameter.

@@ -95,7 +95,7 @@ class OptimizerModels:
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """The state seen of one parameter: all keys, the sizes of tensors, and of those small enough to be scalars."""
+    """The optimizer state seen of one parameter: its keys, and by key the sizes of large and of ``small`` tensors."""
 
     keys: set[str] = field(default_factory=set)
     sizes: _Sizes = field(default_factory=dict)
@@ -285,7 +285,7 @@ def _states_by_parameter(history: MemoryHistory) -> dict[str, _Seen]:
 
 
 def _elements_of_each(history: MemoryHistory, rows: Column, records: Mapping[str, ParameterRecord]) -> dict[int, int]:
-    """The elements of all parameters whose state is in an allocation: one buffer may hold the states of several."""
+    """By allocation, the elements of all parameters with state in it: one buffer may hold the states of several."""
     facts, texts = history.facts, history.recording.texts
     elements: Counter[int] = Counter()
     for row in rows.tolist():

@@ -150,7 +150,7 @@ class Classes:
 
 
 def having(fact: Fact) -> Callable[[View], Mask]:
-    """The rule for all memory of which ``fact`` was seen, except what an earlier rule decides."""
+    """The rule for all memory with a ``fact``, except memory that an earlier rule has decided."""
     return lambda view: view.has(fact)
 
 

@@ -33,7 +33,7 @@ def unfinished_step(recording: Recording) -> StepRecord | None:
 
 
 def marks_of(recording: Recording) -> tuple[Instants, ...]:
-    """The marks of each step; a step in which memory ran out has those before that."""
+    """The marks of each step; a step in which memory ran out has the marks before that instant."""
     failed, rows = failure_ns(recording), PhaseRows(recording.phases)
     return tuple(
         _instants(recording, rows, step) if failed is None or step.finished else _marks_before(rows, step, failed)

@@ -65,11 +65,6 @@ class Timeline:
         """Live temporaries at ``position``, by the phase in which they were born."""
         return dict(zip(PHASES, self.temporaries[:, position].tolist(), strict=True))
 
-    def peak_between(self, start_ns: int, end_ns: int) -> int:
-        """The first position with the most bytes from ``start_ns`` to ``end_ns``, including the state at the start."""
-        start, end = self.position(start_ns), self.position(end_ns)
-        return start + int(np.argmax(self.total[start : end + 1]))
-
 
 def largest_positions(timeline: Timeline, steps: Sequence[StepRecord]) -> Mapping[Category, int]:
     """For each category the first position, in any of ``steps``, at which its bytes were largest."""

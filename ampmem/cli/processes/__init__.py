@@ -1,1 +1,1 @@
-"""How a script is run: in this process, or in child processes."""
+"""Runs scripts, in this process or in child processes."""

@@ -44,7 +44,7 @@ _Made = TypeVar("_Made")
 
 
 class ProgressLine:
-    """A changing line on a terminal, removed at the end, below lines that stay; elsewhere only those lines.
+    """Progress on stderr: lines that stay and, on a terminal, a changing line below them, removed at the end.
 
     Several threads may use it.
     """
@@ -60,7 +60,7 @@ class ProgressLine:
         self.now("")
 
     def now(self, text: str) -> None:
-        """Show what is being done."""
+        """Set the text of the changing line."""
         with self._lock:
             self._terminal.replace(shorten(text, shutil.get_terminal_size().columns - 1))
 
@@ -142,9 +142,9 @@ KILLED = "killed by "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildEnd:
-    """How a child ended.
+    """The end of a child.
 
-    ``code`` is its exit code, negative for the signal that killed it; ``said`` is the reason that it gave for its
+    ``code`` is its exit code, negative for the signal that killed it; ``said`` is the reason that it reported for its
     failure, if any; ``tail`` are the last :data:`LINES` lines of its output, stdout first.
     """
 
@@ -347,7 +347,7 @@ def profile_arguments(script: ScriptOptions, *options: str) -> list[str]:
 
 
 def for_several_runs(script: ScriptOptions) -> ScriptOptions:
-    """``script`` settled for a command that runs it several times: unless told otherwise, its files are protected."""
+    """``script`` with its device (:func:`settled`) for several runs: ``--files protect`` is the default then."""
     return settled(replace(script, files=script.files or Files.PROTECT))
 
 

@@ -186,7 +186,7 @@ def why_not_stopped(path: Path, stopper: Stopper) -> str:
 
 
 def what_was_recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
-    """What was recorded, and how the script ended; ``stopper`` is what stopped it, if it was to be stopped."""
+    """The sentence about the recorded steps and the script's end; ``stopper`` is ``None`` with ``--run-to-end``."""
     message = f"recorded {counted(session.outcome.recorded, 'step')} in {sized(path, session.options.path)}"
     if session.outcome.stopped_by:
         message += f"; then {session.outcome.stopped_by}"
@@ -202,7 +202,7 @@ def what_was_recorded(session: Session, path: Path, stopper: Stopper | None) -> 
 
 
 def _stopped(stopper: Stopper) -> str:
-    """How the script reacted to the stop."""
+    """The script's reaction to the stop, in words."""
     if stopper.spared or stopper.device_failed:
         return "; the script ran to completion"
     if not stopper.caught:
@@ -214,7 +214,7 @@ def _stopped(stopper: Stopper) -> str:
 
 
 def left_by_failure(session: Session, path: Path, stopper: Stopper, *, later: bool = False) -> str:
-    """What is left of a script that failed, in words; deletes an empty recording.
+    """The sentence about the recording of a script that failed; deletes an empty recording.
 
     ``later`` says that memory ran out after the recorded steps.
     """

@@ -1,4 +1,4 @@
-"""What Linux does to keep a process's writes from the user's files: overlays in a mount namespace, and Landlock.
+"""Protects the user's files from a process by means of Linux: overlays in a mount namespace, and Landlock.
 
 Sources: mount(2), user_namespaces(7), pivot_root(2), landlock(7), and ``Documentation/filesystems/overlayfs.rst``.
 """
@@ -98,9 +98,9 @@ def _mounts() -> list[_Mount]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlaid:
-    """The state of :func:`overlay_everything`: ``place`` has ``out0``, ``out1`` …, and the written files.
+    """The result of :func:`overlay_everything`: the folder ``place`` has ``out0``, ``out1`` …, and the written files.
 
-    ``written`` maps each covered folder to the folder with what was written below it.
+    ``written`` maps each covered folder to the folder with the files written below it.
     """
 
     place: Path
@@ -294,7 +294,7 @@ _REFER, _TRUNCATE = 1 << 13, 1 << 14
 
 
 def landlock(folders: Sequence[Path]) -> None:
-    """Forbid this thread, and what it starts from now on, to change files outside of ``folders``.
+    """Forbid this thread, and the threads and processes that it starts, to change files outside of ``folders``.
 
     Raises ``OSError`` if the kernel has no Landlock. Modes, owners and times of files can still be changed.
     """

@@ -53,6 +53,7 @@ class Audience:
 
     def complain(self, message: str) -> None:
         """Print a message about a problem in one line, for people only."""
+        self.say(message)
 
     def show(self, text: str) -> None:
         """Print tables, for people only."""
@@ -88,10 +89,6 @@ class Person(Audience):
         """Print a line."""
         self._terminal.say(self.protected.worded(message))
 
-    def complain(self, message: str) -> None:
-        """Print a line like any other."""
-        self.say(message)
-
     def show(self, text: str) -> None:
         """Print the text between empty lines."""
         self._terminal.show_styled(f"\n{text}\n")
@@ -99,7 +96,7 @@ class Person(Audience):
     def step(self, ended: StepEnded) -> None:
         """Print a line for steps 1, 2, 4, 8 and so on, and for the last.
 
-        No line is left open to be replaced: what the script prints meanwhile would continue it.
+        Each line is complete: the script's own output would continue an open one.
         """
         due = ended.done == ended.wanted or ended.done & (ended.done - 1) == 0
         if due and self._terminal.is_screen():

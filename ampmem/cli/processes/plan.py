@@ -75,7 +75,7 @@ def all_ranks(own: Path, world_size: int) -> str:
 
 
 def beside(own: Path, launched: Launched) -> str:
-    """How to look at the recordings of this job, including ``own``; empty if no other can be seen from here."""
+    """The command that shows this job's recordings, ``own`` included; empty if no other is on this machine."""
     found, size = rank_of(own), launched.place.world_size
     if found is None:
         return ""
@@ -236,7 +236,7 @@ class Plan:
         return replace(self, protected=found, script=replace(script, keep_files=keep))
 
     def _compiled(self) -> Path | None:
-        """The folder for what ``torch.compile`` keeps on simulated GPUs; ``None`` if there is none."""
+        """The folder of ``torch.compile``'s cache for simulated GPUs; ``None`` for other devices."""
         if self.script.simulated_gpu is not None:
             with suppress(OSError, RuntimeError):
                 return private_cache(COMPILED)

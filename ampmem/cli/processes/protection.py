@@ -34,7 +34,7 @@ _INHERITED = "AMPMEM_PROTECTED"
 
 
 class Way(StrEnum):
-    """How the user's files are protected."""
+    """The way in which the user's files are protected."""
 
     NOT = "not"
     OVERLAY = "overlay"
@@ -56,7 +56,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protected:
-    """The state of this process: the ``way`` of protection, and where ampmem itself writes.
+    """The protection of the user's files from this process, and the folders in which ampmem itself writes.
 
     ``folders`` are pairs of a real folder and the path by which ampmem reaches it. ``scratch`` is the folder in which
     the script can write with the weaker ways; ``written`` are pairs of a covered folder and the folder with what the

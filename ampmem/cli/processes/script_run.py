@@ -139,9 +139,9 @@ def _report_uncaught(failure: BaseException | None) -> BaseException | None:
 
 
 def stop_of_simulation(failure: BaseException) -> BaseException | None:
-    """The simulation's own error behind the script's failure, which says what to do; ``None`` if there is none.
+    """The simulation's own error that caused the script's ``failure``; ``None`` if there is none.
 
-    Torch replaces it by another error, which says less, when it moves a parameter.
+    Its message says what to do. When torch moves a parameter, it replaces the error by one that says less.
     """
     where = sys.modules.get("ampmem.simulator.where")
     if where is None or isinstance(failure, where.NotSimulated):
@@ -200,7 +200,7 @@ def end_at_once(code: int) -> NoReturn:
 
 
 def _finish() -> None:
-    """Do what Python does first when a process ends: join threads, call exit handlers, flush streams."""
+    """Take the first steps of Python's own exit: join threads, call exit handlers, flush streams."""
     with suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -25,7 +25,7 @@ _HARMLESS = frozenset({"ampmem", "autoreload", "conda", "config", "load_ext", "m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """A cell as ``code`` without its magics, every statement on its original line.
+    """A cell's ``code`` without its magics; every statement stays on its line.
 
     ``left_out`` are the removed magics, whose effect is unknown.
     """
@@ -265,7 +265,7 @@ def _globals(scope: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def _changed(tree: ast.AST) -> Iterator[str]:
-    """The names whose values calls at the top of a cell may change."""
+    """The names whose values a cell may change in place, by calls outside of its functions."""
     for node in _running(tree):
         if isinstance(node, ast.Call):
             yield from _plain_names(node)
@@ -286,7 +286,7 @@ def _looks_only(call: ast.Call) -> bool:
 
 
 def _running(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run with the cell: not those inside of functions."""
+    """The nodes that run when the cell runs, so without the bodies of functions."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, _FUNCTIONS):
             yield node
@@ -351,7 +351,7 @@ def _bound(cells: Mapping[int, CellNames]) -> dict[int, set[str]]:
 
 
 def _through(names: CellNames, functions: Mapping[str, list[Function]]) -> set[str]:
-    """The names bound by the functions that a cell may call when it runs, and by those that they call."""
+    """The names bound by the functions that a cell may call, directly or through other functions."""
     pending, seen, bound = set(names.changes), set[str](), set[str]()
     while pending:
         name = pending.pop()

@@ -1,4 +1,4 @@
-"""A recorded cell, here or once in every precision in child processes: its options, and what is shown of it."""
+"""Records a cell in this process, or once per precision in child processes, and shows the result below it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _DEVICES = (Device.AUTO, Device.CUDA, Device.CPU, Device.SIMULATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellOptions:
-    """How a cell is recorded. ``cells`` are the earlier cells that a comparison runs first; ``None`` to find them."""
+    """The options of a cell. ``cells`` are the earlier cells that a comparison runs first; ``None`` to find them."""
 
     asked: Asked
     compare: bool
@@ -93,7 +93,7 @@ def parse(line: str) -> CellOptions:
 
 
 def _asked_of_options(*, gpu: str | None, device: str, **given: Any) -> Asked:
-    """What the options ask of the recording. Raises :class:`UsageError`."""
+    """The recording that the options ask for. Raises :class:`UsageError`."""
     if gpu is not None and device not in (Device.AUTO, Device.SIMULATED):
         raise UsageError(
             f"%%ampmem: --gpu simulates a GPU, and --device {device} records a real device: leave one of them out"
@@ -224,7 +224,7 @@ class RecordedCell:
         return framed_bundle(list(self._said(len(recording.steps), error)), [self.profile.path], tables)
 
     def _said(self, steps: int, error: BaseException | None) -> list[str]:
-        """The sentences about what was recorded."""
+        """The sentences above the page: the recorded steps, the forced precision, the simulated GPU, and the file."""
         options, count = self._options, counted(steps, "step")
         which = (
             f"of {self._name}" if not options.asked.skip else f"of {self._name}, after the first {options.asked.skip},"
@@ -263,7 +263,7 @@ _OF_IPYTHON = frozenset({"In", "Out", "exit", "quit", "open", "get_ipython", "di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notebook:
-    """The surroundings of a cell: the cells ``before`` it by number, those that ``failed``, and the ``known`` names."""
+    """The notebook around a cell: the cells ``before`` it by number, the ``failed`` ones, and the ``known`` names."""
 
     before: Mapping[int, str]
     failed: Collection[int]

@@ -199,7 +199,7 @@ _NO_BLOCK = (
 
 
 class Size(TypedDict):
-    """Bytes of what ``key`` names (per step for growth), and the sizes they are compared with; ``None`` if unknown."""
+    """The bytes of a budget's ``key`` (per step for growth), its limit, and the baseline's; ``None`` if unknown."""
 
     key: str
     took: int | None
@@ -284,7 +284,7 @@ def _judge_block(
 
 
 def _baseline(which: _Block, run: JudgedRun, baselines: Baselines | None) -> tuple[Side | None, str]:
-    """The block's baseline, and what became of it in words."""
+    """The block's baseline to compare with, if any, and one of the words :data:`WRITTEN` to :data:`COMPARED`."""
     if baselines is None:
         return None, ""
     if not baselines.update:

@@ -128,7 +128,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_call")
 def pytest_note_the_end(item: pytest.Item) -> Generator[None, object, object]:
-    """Note the end of a test, to tell its report from those of its subtests, which are made while it runs."""
+    """Note the end of a test: reports of its subtests, which are made while it runs, are not the test's."""
     item.stash[_over] = False
     try:
         return (yield)
@@ -206,7 +206,7 @@ def pytest_say_what_it_took(
 
 
 class _Reports:
-    """The results in the reports of this process and of xdist's workers: by test, those of its last run."""
+    """Collects the results in the reports of this process and of xdist's workers: by test, those of its last run."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[BlockRow]] = {}
@@ -219,7 +219,7 @@ class _Reports:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table, and what became of the baseline."""
+    """Print the table, and a line about the baselines."""
     rows = [row for rows in config.stash[_reports].rows.values() for row in rows]
     wanted, baselines = config.getoption("--ampmem"), config.stash[_baselines]
     if not (wanted or baselines):

@@ -109,7 +109,7 @@ def _places(broken: Broken, workspace: Path) -> Iterator[str]:
 
 
 def _folds(folds: Sequence[Fold], sizes: tuple[str, ...], workspace: Path | None) -> Iterator[str]:
-    """The largest of ``folds``; without ``workspace`` those of a summary, which knows modules and no lines."""
+    """The table of the largest ``folds``; without ``workspace`` by module, as a summary's JSON has no lines."""
     head = ("category", "module") if workspace is None else ("category", "what", "line")
     yield from _table((*sizes, *head), (_fold(fold, workspace)[-len(sizes) - len(head) :] for fold in folds[:CHANGES]))
     left = folds[CHANGES:]

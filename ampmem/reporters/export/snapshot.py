@@ -52,7 +52,7 @@ class PickleWriter:
         stream.write(b"\x80\x04")
 
     def end(self) -> None:
-        """Finish the pickle, whose value is the one thing that was written."""
+        """Finish the pickle; exactly one value must have been written."""
         self._stream.write(b".")
 
     def mapping(self, items: Iterable[tuple[str, Iterable[Item]]]) -> None:

@@ -65,7 +65,7 @@ class AdviceSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceLink:
-    """A link to a page next to this one, and what that page shows."""
+    """A link to a ``page`` next to this one; ``text`` describes that page."""
 
     text: str
     page: str

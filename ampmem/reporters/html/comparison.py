@@ -127,9 +127,9 @@ _BEFORE, _AFTER = "before", "after"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeView:
-    """One change, or several alike in several layers: ``largest`` is the largest of them, as the JSON has it.
+    """A row of the table: one change, or equal changes in several layers, of which ``largest`` is the largest.
 
-    ``before`` and ``after`` are the bytes of all ``changes``, ``module`` and ``name`` those of all layers.
+    ``before`` and ``after`` are the bytes of all ``changes``; ``module`` and ``name`` have ``*`` for the layers.
     """
 
     largest: GroupChange
@@ -145,7 +145,7 @@ class ChangeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangesView:
-    """The changes, the largest first; ``note`` says that they add up, and what is left out."""
+    """The changes, the largest first; ``note`` says that they add up, and how many are left out."""
 
     note: str
     rows: tuple[ChangeView, ...]

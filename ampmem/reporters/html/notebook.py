@@ -185,7 +185,7 @@ def _row(key: str, cells: Sequence[str]) -> CardRow:
 
 
 def difference_card(found: Difference) -> Card:
-    """The answer, and what changed most."""
+    """The answer, and the largest changes."""
     folds = folded(found.changes)
     more = len(folds) - CHANGES
     return Card(

@@ -150,7 +150,7 @@ PLOTLY_CONFIG: dict[str, bool | str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
-    """The data that the page is drawn from; ``opens`` is the index of the run that it opens on.
+    """The data from which the page is drawn; ``opens`` is the index of the run that is shown first.
 
     ``marks`` has the names of a step's instants at the head of a column; ``autocast_precisions`` are the precisions
     whose tables always have a row for all ``precision_copies``.

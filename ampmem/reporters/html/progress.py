@@ -1,4 +1,4 @@
-"""A line on a terminal that says what is being done, once it has taken a while."""
+"""A progress line on a terminal, shown once the work has taken a second."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PageProgress:
         self.say("")
 
     def say(self, text: str) -> None:
-        """Announce what is being done from now on."""
+        """Set the text of the line; an empty text removes it."""
         with self._lock:
             self._text = text
             if self._shown:

@@ -183,7 +183,7 @@ class _Table:
             yield RankRow(label=f"{format_count(count)} more", note=between)
 
     def _details(self, alike: Alike) -> str:
-        """The class's place in the mesh, how equal its ranks are, and what became of them."""
+        """The class in words: its place in the mesh, the spread of its peaks, and failed ranks."""
         those = [self._ranks.rank(number) for number in alike.ranks]
         found = self._ranks.worst
         worst = len(self._ranks.alike) > 1 and found is not None and found.rank in alike.ranks
@@ -253,8 +253,8 @@ def _size(size: int) -> str:
 class JobView:
     """The section of a job.
 
-    ``shown`` is the run that the page opens on, empty without any; ``pages`` says whose pages are in the file,
-    ``command`` makes another.
+    ``shown`` is the run that the page opens on, empty without one; ``pages`` says which ranks' pages are in the file,
+    ``command`` is the shell command for the page of another rank.
     """
 
     title: str

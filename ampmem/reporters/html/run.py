@@ -1,6 +1,6 @@
-"""One recording, or the JSON of one, on the page: its summary, the words about it, and its events.
+"""One run on the page, from its recording or its JSON: the summary, the sentences about it, and the events.
 
-Bars show what the activations are for, where they were made and in which type.
+Bars show the activations by purpose, by module and by type.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class PrecisionWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationsView:
-    """What the activations are, and in which type.
+    """The activations by kind, module and type.
 
     ``kinds`` are grouped by the op that saved them, or if no save was seen by the op that made them (``by`` is ``saved
     for`` or ``made by``). ``modules_rest`` is the sum of the modules left out. ``when`` is their instant, in words.
@@ -141,7 +141,7 @@ def _words(parts: Iterable[_Part], still: str) -> PrecisionWords:
 
 
 def _by_kind(parts: Iterable[_Part], *, seen: bool) -> Iterator[PrecisionBar]:
-    """A bar for each kind of the ops that saved the activations; if no save was ``seen``, of those that made them."""
+    """A bar for each kind of activation, by the op that saved it; if no save was ``seen``, by the op that made it."""
     kinds: dict[str, list[_Part]] = {}
     for group, part in parts:
         kind = kind_in_words(group, part) if seen else plain_kind(part.made_by or "") or "an unknown op"
@@ -440,7 +440,7 @@ def packed_words(summary: Summary, said: Said) -> str:
 
 
 def said_of(summary: Summary, told: Sequence[Finding], to_baseline: Headline | None = None) -> Said:
-    """The words about ``summary``, and about the findings ``told``: its own, or as judged beside another run.
+    """The page's sentences about ``summary`` and its findings ``told``, which other runs may have judged.
 
     ``to_baseline`` compares this run with another.
     """
@@ -551,7 +551,7 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
 
 
 def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
-    """The numbers of the failed request: what was alive, what was asked for, and what is still to come."""
+    """The figures of the failed request: live memory, the missing bytes, free memory, and memory still to come."""
     yield _size("At the failure", sum(oom.alive.values()), f"in tensors, in {oom.where}")
     if oom.lacking:
         yield _size("Missing", oom.lacking, f"for {asked(oom)}")

@@ -1,4 +1,4 @@
-"""How texts from a script (names, paths, stacks) get into a page without becoming markup or code."""
+"""Escapes texts from a script (names, paths, stacks), so that they never become markup or code of a page."""
 
 from __future__ import annotations
 

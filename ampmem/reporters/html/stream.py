@@ -1,4 +1,4 @@
-"""The events of one recording for the page: all of them if they fit, else what is needed to draw them exactly."""
+"""The events of one recording for the page: all events if they fit, else those that an exact drawing needs."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ MAX_PEAK_KINDS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamView:
-    """The packed events; ``note`` says what was left out, empty in mode ``exact``.
+    """The packed events; ``note`` says which events were left out, empty in mode ``exact``.
 
     ``addresses`` says whether the events have addresses, from which the page makes its address map.
     """
@@ -305,7 +305,6 @@ def reduced_stream(
     peaks: Sequence[int],
     peak: int,
     *,
-    layers: AllocatorLayers | None = None,
     buckets: int = BUCKETS,
     when: str = "peak",
 ) -> StreamView:
@@ -313,7 +312,7 @@ def reduced_stream(
 
     ``kind`` is the kind of each allocation.
     """
-    positions = kept_positions(analysis, peaks, peak, buckets)
+    positions, layers = kept_positions(analysis, peaks, peak, buckets), analysis.layers
     if layers is not None:
         positions = np.union1d(positions, extreme_positions(layers.reserved, RESERVED_BUCKETS))
     alive = analysis.lifetimes.alive_at(peak)
@@ -355,7 +354,7 @@ def _arrays(analysis: Analysis, layers: AllocatorLayers | None, positions: NDArr
 
 
 def _at_peak(kinds: Kinds, count: Column, texts: Sequence[str]) -> tuple[Kinds, Column, Sequence[str]]:
-    """The live kinds, how many of each, and the texts, with those of merged kinds added."""
+    """The live kinds, the number of allocations of each, and ``texts`` with further ones that name merged kinds."""
     living = np.flatnonzero(count)
     order = living[np.argsort(-(kinds.bytes * count)[living], kind="stable")]
     shown, rest = order[:MAX_PEAK_KINDS], order[MAX_PEAK_KINDS:]
@@ -393,7 +392,7 @@ def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int,
         if found is not None:
             events, text = len(analysis.recording.events), base64.b64encode(found).decode("ascii")
             return StreamView(mode=EXACT, events=events, note="", addresses=addresses, packed=text)
-    return reduced_stream(analysis, kinds, kind, peaks, peak, layers=analysis.layers, when=when)
+    return reduced_stream(analysis, kinds, kind, peaks, peak, when=when)
 
 
 def exact_stream(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampmem.analysis.advised import Advised
 from ampmem.analysis.answer import judged_findings, verdict_of, verdict_of_one
-from ampmem.analysis.comparison import Comparison, compare, distinct
+from ampmem.analysis.comparison import Comparison, Entry, compare, distinct
 from ampmem.analysis.difference.difference import SCHEMA as DIFFERENCE
 from ampmem.analysis.difference.difference import Difference
 from ampmem.analysis.difference.sides import PRINTED_SUMMARY, Printed, Side, is_json, printed_in
 from ampmem.analysis.fit import SCHEMA as FIT
 from ampmem.analysis.fit import FitResult
-from ampmem.analysis.ranks.jobs import RankRun, are_ranks, read_runs
+from ampmem.analysis.ranks.jobs import are_ranks, read_runs
 from ampmem.analysis.ranks.merge import Jobs, merge_all
 from ampmem.analysis.ranks.ranks import SCHEMA as RANKS
 from ampmem.analysis.ranks.ranks import Ranks
@@ -28,53 +27,12 @@ from ampmem.reporters.html.fit_page import render_fit
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render
 from ampmem.reporters.html.progress import PageProgress
 from ampmem.reporters.html.ranks import job_view, ranks_verdict_view
-from ampmem.reporters.html.run import column, column_of, packed_words, said_of
+from ampmem.reporters.html.run import RunView, column, column_of, packed_words, said_of
 from ampmem.reporters.html.verdict import VerdictView, verdict_view
 from ampmem.reporters.text.ranks import heading, jobs_wording
 
-
-def difference_page(found: Difference, files: Mapping[str, Path], limit: int, progress: PageProgress) -> PageView:
-    """The page of ``found``, with the pages of the recordings ``files``, which are its sides by their labels.
-
-    ``limit`` is the most bytes of the page for the events of each.
-    """
-    shown = [replace(column(file, limit, progress)[1], label=label) for label, file in files.items()]
-    return page_view(
-        tuple(shown), None, difference_verdict(found), changes=changes_view(found), opens=max(0, len(shown) - 1)
-    )
-
-
 MOST_PAGES = 8
 """With at most this many ranks, all ranks' whole pages are in the file."""
-
-
-def job_page(
-    runs: Sequence[RankRun], limit: Callable[[int], int], progress: PageProgress, advised: Advised | None = None
-) -> PageView:
-    """The page of the job whose ranks ``runs`` are, in one precision or several.
-
-    ``limit`` gives, for a number of runs, the most bytes of the page for the events of each. Raises what
-    :func:`~ampmem.analysis.ranks.merge.merge_all` raises.
-    """
-    merged = merge_all(runs)
-    jobs, comparison = merged.jobs, merged.comparison
-    chosen = [ranks_shown(ranks, max(1, MOST_PAGES // len(jobs))) for ranks in jobs]
-    pages = [_labels(ranks, numbers, jobs) for ranks, numbers in zip(jobs, chosen, strict=True)]
-    room = limit(sum(map(len, chosen)))
-    shown = [
-        replace(column(Path(ranks.rank(number).file), room, progress, advised)[1], label=each[number])
-        for ranks, each in zip(jobs, pages, strict=True)
-        for number in each
-    ]
-    open_precision = opens_on([ranks.job.precision.name for ranks in jobs])
-    opens = pages[open_precision][chosen[open_precision][0]]
-    return page_view(
-        tuple(shown),
-        None if comparison is None else compared_runs(comparison),
-        ranks_verdict_view(jobs[0]) if comparison is None else _of_worst(merged, comparison),
-        job=job_view(jobs, pages, opens),
-        opens=[run.label for run in shown].index(opens),
-    )
 
 
 def ranks_page(jobs: Sequence[Ranks]) -> PageView:
@@ -104,10 +62,10 @@ def _of_worst(jobs: Jobs, comparison: Comparison) -> VerdictView:
 
 
 def ranks_shown(ranks: Ranks, most: int) -> tuple[int, ...]:
-    """The ranks whose whole pages are in the file, the worst first: all if they are few.
+    """The ranks whose pages are in the file, the worst first: at most ``most``, all if there are no more.
 
-    Else the worst, those that failed, and one of each class of equal ranks: first the median, then the least, then the
-    largest.
+    Else these are the worst rank, failed ranks, and one rank of each class of equal ranks: first the median rank's,
+    then the least, then by peak.
     """
     worst, every = ranks.worst, [rank.rank for rank in ranks.ranks]
     first = [] if worst is None else [worst.rank]
@@ -147,7 +105,7 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advi
     for path in recordings:
         check_output(output, force=force, source=path)
     with PageProgress() as progress:
-        view = _view(recordings, STREAMS_LIMIT, progress, advised)
+        view = _PageMaker(room=STREAMS_LIMIT, progress=progress, advised=advised).page(recordings)
         progress.say(f"writing {output.name}")
         page = _rendered(view)
         with open_output(output, force=force) as stream:
@@ -162,7 +120,7 @@ def write_difference(before: Side, after: Side, found: Difference, output: Path,
     check_output(output, force=force)
     with PageProgress() as progress:
         files = {label: side.file for label, side in (("before", before), ("after", after)) if side.file is not None}
-        view = difference_page(found, files, _limit(STREAMS_LIMIT, 2), progress)
+        view = _PageMaker(room=STREAMS_LIMIT, progress=progress).of_difference(found, files)
         progress.say(f"writing {output.name}")
         page = render(view)
         with open_output(output, force=force) as stream:
@@ -175,7 +133,7 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
     Raises what :func:`write` raises about recordings.
     """
     with PageProgress() as progress:
-        return _rendered(_view(recordings, room, progress))
+        return _rendered(_PageMaker(room=room, progress=progress).page(recordings))
 
 
 def _rendered(view: PageView | FitResult) -> str:
@@ -191,69 +149,93 @@ _PRINTED = (
 """The JSON that a page can be made from."""
 
 
-def _view(
-    recordings: Sequence[Path], room: int, progress: PageProgress, advised: Advised | None = None
-) -> PageView | FitResult:
-    limit = partial(_limit, room)
-    printed = {path: printed_in(path, _PRINTED) for path in recordings if is_json(path)}
-    found = [each for those in printed.values() for each in those]
-    if all(isinstance(each, Summary) for each in found):
-        return _of_ranks(recordings, limit, progress, advised) or _of_each(
-            recordings, printed, limit, progress, advised
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PageMaker:
+    """Makes pages in which all events take at most ``room`` bytes; findings that ``advised`` disproves are left out."""
+
+    room: int
+    progress: PageProgress
+    advised: Advised | None = None
+
+    def page(self, recordings: Sequence[Path]) -> PageView | FitResult:
+        """The page of ``recordings`` or of printed JSON; a fit has a page of its own kind."""
+        printed = {path: printed_in(path, _PRINTED) for path in recordings if is_json(path)}
+        found = [each for those in printed.values() for each in those]
+        if all(isinstance(each, Summary) for each in found):
+            return self._of_ranks(recordings) or self._of_each(recordings, printed)
+        if len(printed) == len(recordings) and all(isinstance(each, Ranks) for each in found):
+            return ranks_page(found)
+        if len(recordings) == len(found) == 1 and isinstance(found[0], Difference):
+            page = self.of_difference(found[0], {})
+            json_only = "This page was made from JSON, without the runs' own pages."
+            more = " ".join(filter(None, (page.verdict.more, json_only)))
+            return replace(page, verdict=replace(page.verdict, more=more))
+        if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult):
+            return found[0]
+        path = next(path for path, those in printed.items() if not all(isinstance(each, Summary) for each in those))
+        raise UsageError(f"{path} cannot be compared with other files: report on it alone")
+
+    def _column(self, path: Path, runs: int) -> tuple[Entry, RunView]:
+        """The recording at ``path``, one of ``runs`` on the page, which share the room for events."""
+        return column(path, min(STREAM_LIMIT, self.room // runs), self.progress, self.advised)
+
+    def of_difference(self, found: Difference, files: Mapping[str, Path]) -> PageView:
+        """The page of ``found``, with the pages of the recordings ``files``, which are its sides by their labels."""
+        shown = [replace(self._column(file, 2)[1], label=label) for label, file in files.items()]
+        return page_view(
+            tuple(shown), None, difference_verdict(found), changes=changes_view(found), opens=max(0, len(shown) - 1)
         )
-    if len(printed) == len(recordings) and all(isinstance(each, Ranks) for each in found):
-        return ranks_page(found)
-    if len(recordings) == len(found) == 1 and isinstance(found[0], Difference):
-        page = difference_page(found[0], {}, room, progress)
-        more = " ".join(filter(None, (page.verdict.more, "This page was made from JSON, without the runs' own pages.")))
-        return replace(page, verdict=replace(page.verdict, more=more))
-    if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult):
-        return found[0]
-    path = next(path for path, those in printed.items() if not all(isinstance(each, Summary) for each in those))
-    raise UsageError(f"{path} cannot be compared with other files: report on it alone")
 
+    def _of_ranks(self, recordings: Sequence[Path]) -> PageView | None:
+        """The page of the job whose ranks ``recordings`` are, in one precision or several; ``None`` for other files.
 
-def _limit(room: int, runs: int) -> int:
-    """The most bytes of the page for the events of each of ``runs`` recordings, which have ``room`` together."""
-    return min(STREAM_LIMIT, room // runs)
+        Raises what :func:`~ampmem.analysis.ranks.merge.merge_all` raises.
+        """
+        if len(recordings) < 2 or all(world_size_of(path) == 1 for path in recordings):
+            return None
+        self.progress.say(f"reading {len(recordings)} recordings")
+        runs = read_runs(recordings)
+        if not are_ranks(runs):
+            return None
+        merged = merge_all(runs)
+        jobs, comparison = merged.jobs, merged.comparison
+        chosen = [ranks_shown(ranks, max(1, MOST_PAGES // len(jobs))) for ranks in jobs]
+        pages = [_labels(ranks, numbers, jobs) for ranks, numbers in zip(jobs, chosen, strict=True)]
+        count = sum(map(len, chosen))
+        shown = [
+            replace(self._column(Path(ranks.rank(number).file), count)[1], label=each[number])
+            for ranks, each in zip(jobs, pages, strict=True)
+            for number in each
+        ]
+        open_precision = opens_on([ranks.job.precision.name for ranks in jobs])
+        opens = pages[open_precision][chosen[open_precision][0]]
+        return page_view(
+            tuple(shown),
+            None if comparison is None else compared_runs(comparison),
+            ranks_verdict_view(jobs[0]) if comparison is None else _of_worst(merged, comparison),
+            job=job_view(jobs, pages, opens),
+            opens=[run.label for run in shown].index(opens),
+        )
 
-
-def _of_ranks(
-    recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress, advised: Advised | None
-) -> PageView | None:
-    """The page of the job whose ranks ``recordings`` are; ``None`` if they are not ranks."""
-    if len(recordings) < 2 or all(world_size_of(path) == 1 for path in recordings):
-        return None
-    progress.say(f"reading {len(recordings)} recordings")
-    runs = read_runs(recordings)
-    return job_page(runs, limit, progress, advised) if are_ranks(runs) else None
-
-
-def _of_each(
-    recordings: Sequence[Path],
-    printed: Mapping[Path, Sequence[Summary]],
-    limit: Callable[[int], int],
-    progress: PageProgress,
-    advised: Advised | None,
-) -> PageView:
-    """The page of all recordings, and of the summaries ``printed`` in some of the files, side by side."""
-    columns, names = [], []
-    for path in recordings:
-        if path in printed:
-            found = [column_of(summary, path.name) for summary in printed[path]]
-        else:
-            found = [column(path, limit(len(recordings)), progress, advised)]
-        columns += found
-        names += [path.name] * len(found)
-    entries, runs = distinct([entry for entry, _ in columns], names), [run for _, run in columns]
-    if len(runs) == 1:
-        (entry,) = entries
-        verdict = verdict_of_one(entry.summary, label=entry.label, failed=entry.failure is not None)
-        return page_view(tuple(runs), None, verdict_view(verdict))
-    comparison = compare(entries)
-    named = []
-    for index, (entry, run, judged) in enumerate(zip(entries, runs, judged_findings(comparison), strict=True)):
-        if entry.summary is not None:
-            said = said_of(entry.summary, judged, difference_headline(comparison, index))
-            named.append(replace(run, label=entry.label, packed=packed_words(entry.summary, said)))
-    return page_view(tuple(named), compared_runs(comparison), verdict_view(verdict_of(comparison)))
+    def _of_each(self, recordings: Sequence[Path], printed: Mapping[Path, Sequence[Summary]]) -> PageView:
+        """The page of all recordings, and of the summaries ``printed`` in some of the files, side by side."""
+        columns, names = [], []
+        for path in recordings:
+            if path in printed:
+                found = [column_of(summary, path.name) for summary in printed[path]]
+            else:
+                found = [self._column(path, len(recordings))]
+            columns += found
+            names += [path.name] * len(found)
+        entries, runs = distinct([entry for entry, _ in columns], names), [run for _, run in columns]
+        if len(runs) == 1:
+            (entry,) = entries
+            verdict = verdict_of_one(entry.summary, label=entry.label, failed=entry.failure is not None)
+            return page_view(tuple(runs), None, verdict_view(verdict))
+        comparison = compare(entries)
+        named = []
+        for index, (entry, run, judged) in enumerate(zip(entries, runs, judged_findings(comparison), strict=True)):
+            if entry.summary is not None:
+                said = said_of(entry.summary, judged, difference_headline(comparison, index))
+                named.append(replace(run, label=entry.label, packed=packed_words(entry.summary, said)))
+        return page_view(tuple(named), compared_runs(comparison), verdict_view(verdict_of(comparison)))

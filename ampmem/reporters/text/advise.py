@@ -10,7 +10,7 @@ from ampmem.vocabulary import Device
 
 
 def render_advice(found: AdviceDocument, layout: Layout = PLAIN) -> str:
-    """The answer, a row for each run, why other changes could not be made, and the code of those that save."""
+    """The answer, a row for each run, the refused changes with reasons, and the code of the best change."""
     sections = ["\n".join(layout.strong(line) for line in wrapped(headline(found), layout.width, indent=""))]
     if found.ranks:
         sections.append("\n".join(wrapped(ranks_line(found), layout.width, indent="")))

@@ -45,7 +45,7 @@ def left(oom: FailedRequest) -> str:
 
 
 def device(oom: FailedRequest) -> str:
-    """Who held the device's memory."""
+    """The device's memory in words: free, reserved by this process, and used by others."""
     limit = "" if oom.allowed is None else f" (which may use {format_bytes(oom.allowed)})"
     free, mine = f"{format_bytes(oom.device_free)} were free", f"{format_bytes(oom.reserved)} reserved by this process"
     index = "" if oom.recorded else f"cuda:{oom.device} (not the recorded device): "
@@ -305,7 +305,7 @@ def _instants(answer: Answer) -> list[str]:
 
 
 def _at_the_peaks(answer: Answer) -> list[str]:
-    """What differs at two peaks in the update, where it does not explain the result."""
+    """The differences between two peaks in the optimizer's update, which do not explain the result."""
     notable, rest = _notable(answer, answer.changes)
     least = _VISIBLE * answer.baseline.bytes
     notable = [change for change in notable if abs(change.difference) >= least]
@@ -326,7 +326,7 @@ def _unchanged(answer: Answer) -> list[str]:
 
 
 def _forward(answer: Answer) -> list[str]:
-    """What happens at the end of forward, where it shows the change, or mixed precision does not pay."""
+    """The totals at the end of forward, if they explain the peaks or mixed precision saves nothing."""
     if answer.forward is None or (answer.effect is Effect.SAVES and not answer.by_forward):
         return []
     before, after = answer.forward
@@ -349,7 +349,7 @@ def _cache(answer: Answer) -> list[str]:
 
 
 def _weights(answer: Answer) -> list[str]:
-    """What weights in bfloat16, without autocast, change; the rule is that of :mod:`ampmem.analysis.static_model`."""
+    """The peak with weights in bfloat16 instead of autocast, and the rule of :mod:`ampmem.analysis.static_model`."""
     other = answer.in_bfloat16
     if other is None:
         return []
@@ -423,7 +423,7 @@ def _help(found: Composition) -> tuple[str, ...]:
 
 
 def _of_several(verdict: Verdict) -> Wording:
-    """The peaks side by side, if nothing says what mixed precision did."""
+    """The peaks side by side, for recordings that do not show the effect of mixed precision."""
     found = list(zip(verdict.labels, verdict.compositions, strict=True))
     if not any(verdict.compositions):
         return Wording(headline="Nothing was recorded")

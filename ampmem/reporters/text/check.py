@@ -26,7 +26,7 @@ _INDENT = 4
 
 
 def render_check(result: CheckResult, layout: Layout = PLAIN) -> str:
-    """The answer first, then the limits, and for each that is broken what grew."""
+    """The answer, the table of limits, and for each broken limit the groups that grew."""
     sections = [
         "\n".join(_answer(result, layout)),
         _limits(result, layout),
@@ -52,7 +52,7 @@ def render_checks(results: Sequence[CheckResult], layout: Layout = PLAIN) -> str
 
 
 def answer(result: CheckResult) -> str:
-    """The result in one sentence after the label: what is broken, and what could not be judged."""
+    """The result in one sentence: ``train.ampmem: broken: peak 12.0 GiB, 2.0 GiB over its budget of 10.0 GiB``."""
     parts = []
     if result.broken:
         more = len(result.broken) - 1
@@ -132,7 +132,7 @@ def _answer(result: CheckResult, layout: Layout) -> list[str]:
 
 
 def noteworthy(result: CheckResult) -> list[Judged]:
-    """All budgets, and those sizes of a baseline that differ."""
+    """The limits worth a row: all budgets, and the sizes that differ from the baseline."""
     return [each for each in result.judged if each.limit_of is Limit.BUDGET or each.after != each.before]
 
 
@@ -145,7 +145,7 @@ def _limits(result: CheckResult, layout: Layout) -> str:
 
 
 def limit_row(judged: Judged) -> list[str]:
-    """The cells of a limit: what is limited, the limit's source, the limit, the size, and the result."""
+    """The cells of a limit: its key, its source (budget or baseline), the limit, the size, and the result."""
     of = str(judged.limit_of)
     if judged.after is None:
         return [judged.key, of, _apart(judged.key)(judged.limit, judged.limit)[0], ABSENT, "not judged"]
@@ -205,7 +205,7 @@ def _details(result: CheckResult, layout: Layout) -> Iterator[str]:
 
 
 def _grown(broken: Broken, caption: str, layout: Layout) -> str:
-    """What grew, and the stack of the largest change."""
+    """The groups that grew, and the stack of the largest change."""
     title = [layout.strong(line) for line in wrapped(caption, layout.width)]
     title += wrapped(instants_compared(broken), layout.width) if instants_compared(broken) else []
     if not broken.grouped:
@@ -220,7 +220,7 @@ def _grown(broken: Broken, caption: str, layout: Layout) -> str:
 
 
 def _growth_line(result: CheckResult, broken: Broken) -> str:
-    """``activations: what grew since main.ampmem, where activations are largest: 1.2 GiB came, and 0.1 GiB went``."""
+    """``activations: what grew since main.ampmem, when activations are largest: 1.2 GiB more, and 0.1 GiB less …``."""
     came = sum(change.grown for change in broken.grew)
     moved = sum(change.grown for change in broken.moved)
     parts = [f"{format_bytes(came)} more"] if came else ["not explained by any line, as none has grown"]
@@ -246,7 +246,7 @@ def _by_module(changes: Sequence[GroupChange], layout: Layout) -> str:
 
 
 def _largest(broken: Broken, caption: str, layout: Layout) -> str:
-    """What is alive, if there is no baseline or nothing grew."""
+    """The largest live groups, for a broken limit without a baseline, or since which nothing grew."""
     lines = [layout.strong(line) for line in wrapped(caption, layout.width)]
     folds = folded(changes_between((), broken.held))
     columns = [number("bytes"), words("category"), words("what", least=16)]

@@ -1,4 +1,4 @@
-"""The text of ``ampmem fit``: what fits on a GPU, and where autocast begins to save."""
+"""The text of ``ampmem fit``: the largest values that fit on a GPU, and the values from which autocast saves."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _points(fit: FitResult, layout: Layout) -> str:
 
 
 def different_precisions(fit: FitResult) -> dict[str, PrecisionFit]:
-    """The precisions that differ, by their names and those of precisions with equal peaks: ``amp, amp-nocache``."""
+    """The different precisions; precisions with equal peaks share a key: ``amp, amp-nocache``."""
     different = [precision for precision in fit.precisions if fit.same_as(precision) is None]
     alike = [
         [precision.name, *(other.name for other in fit.precisions if fit.same_as(other) is precision)]

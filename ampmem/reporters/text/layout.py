@@ -34,7 +34,7 @@ _BELOW = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How text is laid out: no line is longer than ``width``; ``colour`` says whether it may be styled.
+    """The layout of a text: no line is longer than ``width``; with ``colour`` lines may be styled.
 
     Styles come last, line by line: text that is wrapped, cut or counted has no escape codes yet. In another ``form``
     than text, ``tables`` collects each heading, and each table in that form.
@@ -95,7 +95,7 @@ class Layout:
         return click.style(line, fg="yellow", bold=True) if self.colour and line else line
 
     def faint(self, line: str) -> str:
-        """``line`` in a faint style, for those who look for it."""
+        """``line`` in a faint style, for details."""
         return click.style(line, dim=True) if self.colour and line else line
 
 
@@ -322,7 +322,7 @@ def _columns_that_fit(
 
 
 def _shared(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
-    """The width of each column: of those that may be cut, the widest shrinks first."""
+    """The width of each column in a table of ``width``; of columns that may be cut, the widest shrinks first."""
     widths = list(natural)
     while _together(widths) > width:
         wide = [i for i, column in enumerate(columns) if widths[i] > _least(column, natural[i])]

@@ -346,7 +346,7 @@ def _copies_by_phase(steps: Sequence[StepCasts], layout: Layout, *, uses: bool) 
 
 
 def _copies_by_holder(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> str:
-    """The copies at the end of forward by holder; without ``all_holders`` only those in the cache."""
+    """The cast copies at the end of forward by holder; without ``all_holders`` only copies in the cache."""
     rows = []
     for step in steps:
         held = step.after_forward

@@ -126,7 +126,7 @@ def _mark(recipe: Recipe, component: Category) -> str:
 
 
 def _published(parameters: int, layout: Layout) -> str:
-    """A row for each published formula, and under it what it counts, which is too long for a column."""
+    """The table of the published formulas; the parts that each counts are below its row."""
     rows = [[formula.key, *_in_both(formula.total, parameters)] for formula in PUBLISHED.values()]
     columns = [words("published, with Adam", least=_NAME), number("B/param"), number("bytes")]
     below = []

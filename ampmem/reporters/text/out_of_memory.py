@@ -40,7 +40,7 @@ _HOW_TO_FIT = (
 
 
 def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
-    """The failed request, the memory at that instant, and what to change; empty if no request failed."""
+    """The failed request, the live memory then, changes that help, and next commands; empty if none failed."""
     oom = summary.out_of_memory
     if oom is None:
         return ""
@@ -150,7 +150,7 @@ def request_in_short(oom: FailedRequest) -> str:
 
 
 def next_lines(oom: FailedRequest) -> tuple[str, ...]:
-    """Commands to run next, or how to write one, and what to do before."""
+    """The commands to run next, a hint for one that needs an argument's name, and a step to do before."""
     commands = oom.next_commands
     if commands and oom.by_the_limit:  # the last command runs the whole script; the others make it fit the limit
         commands = (*commands[:-1], _RAISE_THE_LIMIT, commands[-1])
@@ -166,7 +166,7 @@ def parameters_then(parameters: Parameters, oom: FailedRequest) -> int:
 
 
 def request_facts(oom: FailedRequest, summary: Summary) -> list[tuple[str, str]]:
-    """What is known of the failed request, each fact with its key."""
+    """The known facts about the failed request, each with its key: ``("missing", "1.0 GiB: …")``."""
     there, count = oom.parameters_there, summary.parameters.known_count
     moved = ""  # all parameters were there, or it is not known
     if there is not None and there < count:

@@ -464,7 +464,7 @@ def doubts(ranks: Ranks) -> Iterator[str]:
 
 
 def _killed(ranks: Ranks) -> Iterator[str]:
-    """The ranks whose recordings were not ended, by the last step that they ended."""
+    """The sentences about killed ranks, whose recordings have no end, by their last finished step."""
     read = {rank.rank: rank.last_step for rank in ranks.ranks}
     by_step: dict[int | None, list[int]] = {}
     for rank in ranks.not_ended:

@@ -43,9 +43,9 @@ def precision_in_words(precision: PrecisionSummary, source: SourceKind) -> str:
 
 
 def describe_allocator(allocator: AllocatorRecord) -> str:
-    """How the caching allocator was set and used: ``PYTORCH_ALLOC_CONF=max_split_size_mb:64, allocated on 2 streams``.
+    """The caching allocator's settings and use: ``PYTORCH_ALLOC_CONF=max_split_size_mb:64, allocated on 2 streams``.
 
-    These are the streams that allocated; other streams may use that memory too.
+    Only streams that allocated count; other streams may use their memory too.
     """
     variable = f"{allocator.variable}=" if allocator.variable else ""
     words = [f"{variable}{allocator.settings}" if allocator.settings else "default settings"]
@@ -116,7 +116,7 @@ def describe_loss(step: Step) -> str:
 
 
 def describe_update(step: Step) -> str:
-    """What became of the step's update, in words."""
+    """The state of the step's update: ``done``, ``skipped``, ``out of memory`` or ``none seen``."""
     if not step.finished:
         return "out of memory"
     if step.skipped_update:

@@ -1,4 +1,4 @@
-"""The static model against a run: the rule of thumb, what was measured, and why they differ."""
+"""The static model as text: the rule of thumb, the measured bytes, and the reasons for the difference."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
 
 
 def rule_in_words(recipe: StaticRecipe, summary: Summary) -> str:
-    """The recipe that the run is compared with, its bytes, and whose parameters they are if ranks have shards."""
+    """The recipe that the run is compared with, its bytes per parameter, and this rank's share of the parameters."""
     parameters = summary.parameters
     words = f"{recipe_in_words(recipe)}: {trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:

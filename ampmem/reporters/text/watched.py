@@ -142,7 +142,7 @@ _NEWS = 0.01
 
 
 def shortage_lines(found: Shortage) -> Iterator[str]:
-    """How memory ran out, in sentences."""
+    """The failure in sentences: the request, the batch, the memory that grew most, and the usual peak."""
     asked = "a block" if found.asked is None else format_bytes(found.asked)
     where = f" at {found.line}" if found.line else ""
     free = "" if found.free is None else f"; {format_bytes(found.free)} of {format_bytes(found.total)} was free"

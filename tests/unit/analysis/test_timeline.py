@@ -97,12 +97,17 @@ def test_the_peak_of_a_step_is_within_it_and_counts_its_start() -> None:
     story.free(0x20, 0x10)
     end = story.end()
     story.alloc(0x30, 5000)
-    timeline = analyse(story.recording()).timeline
-    assert timeline.total[timeline.peak_between(start, end)] == 150
-    falling = timeline.peak_between(middle + 1, end)
+    recording = story.recording()
+    timeline = analyse(recording).timeline
+
+    def peak_between(start_ns: int, end_ns: int) -> int:
+        step = replace(recording.steps[0], start_ns=start_ns, end_ns=end_ns)
+        return analyse(replace(recording, steps=(step,))).peak
+
+    assert timeline.total[peak_between(start, end)] == 150
+    falling = peak_between(middle + 1, end)
     assert (falling, timeline.total[falling]) == (timeline.position(middle + 1), 150)
-    empty = timeline.peak_between(start, start)
-    assert timeline.total[empty] == 100
+    assert timeline.total[peak_between(start, start)] == 100
 
 
 @given(MOVES, st.lists(st.tuples(st.integers(0, 800), st.integers(0, 200)), min_size=1, max_size=4))

@@ -70,7 +70,9 @@ def packed_exactly(analysis: Analysis) -> bytes:
 
 
 def peaks_of(analysis: Analysis) -> list[int]:
-    return [analysis.timeline.peak_between(step.start_ns, step.end_ns) for step in analysis.recording.steps]
+    position, total = analysis.timeline.position, analysis.timeline.total.tolist()
+    spans = [range(position(step.start_ns), position(step.end_ns) + 1) for step in analysis.recording.steps]
+    return [max(span, key=total.__getitem__) for span in spans]
 
 
 def run_peak(analysis: Analysis) -> int:
