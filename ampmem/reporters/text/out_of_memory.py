@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampmem.analysis.findings.base import Remedy, remedies
-from ampmem.analysis.largest import MOST, LargeAllocation
-from ampmem.analysis.ops import user_frames
+from ampmem.analysis.largest import HELD_BY, MOST, LargeAllocation
+from ampmem.analysis.ops import result_of, user_frames
 from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.parameters import Parameters
 from ampmem.analysis.summary import Summary
@@ -53,15 +53,15 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
     for key, texts in facts:
         shown = [line for text in texts for line in wrapped(text, layout.width - _KEY)]
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
+    if commands := next_lines(oom):
+        lines += ["", layout.strong("to run next"), ""]
+    for each in commands:
+        lines += (wrapped if each in (_HOW_TO_FIT, _RAISE_THE_LIMIT) else command_lines)(each, layout.width)
     parts: Parts = {Category.TEMPORARIES: in_phases(oom.temporaries_by_phase)}
     alive = render_categories(oom.alive, parts, parameters_then(summary.parameters, oom), layout)
     lines += ["", layout.strong("alive when the request failed"), "", alive]
     if oom.largest:
         lines += ["", layout.strong("the largest tensors at that instant"), "", _largest(oom.largest, layout)]
-    if commands := next_lines(oom):
-        lines += ["", layout.strong("to run next"), ""]
-    for each in commands:
-        lines += (wrapped if each in (_HOW_TO_FIT, _RAISE_THE_LIMIT) else command_lines)(each, layout.width)
     return "\n".join(lines)
 
 
@@ -83,7 +83,7 @@ def largest_rows(found: Sequence[LargeAllocation], limit: int) -> tuple[LargeTen
     """The largest tensors, equal layers in one row."""
     groups = layers(
         found,
-        what=lambda item: (item.name, item.module, item.op, item.category, _kind(item)),
+        what=lambda item: (_called(item), item.category, _kind(item)),
         sizes=lambda item: (item.bytes,),
     )
     last = found[-1] if len(found) >= MOST else None  # there may be more like the last one
@@ -93,7 +93,7 @@ def largest_rows(found: Sequence[LargeAllocation], limit: int) -> tuple[LargeTen
             count=f"{format_count(len(group))}{' or more' if last in group else ''}",
             kind=_kind(group[0]),
             category=str(group[0].category),
-            name=_called(group),
+            name=of_all_layers(_called(group[0])) if len(group) > 1 else _called(group[0]),
         )
         for group in groups
     ]
@@ -105,13 +105,13 @@ def _kind(item: LargeAllocation) -> str:
     return " ".join(filter(None, (item.dtype, None if item.shape is None else shape_text(item.shape))))
 
 
-def _called(group: Sequence[LargeAllocation]) -> str:
-    """The name of a tensor or of equal layers, and the module if the name does not have it."""
-    first = group[0]
-    name, module = (
-        of_all_layers(text or "") if len(group) > 1 else text or "" for text in (first.name or first.op, first.module)
-    )
-    return name if not module or module in name else f"{name or ABSENT} in {module}"
+def _called(item: LargeAllocation) -> str:
+    """What the tensor is: its name, or what made an activation; then its module, or the variable that holds it."""
+    name, where = item.name or item.op or "", item.module or ""
+    if item.category in (Category.ACTIVATIONS, Category.TEMPORARIES) and item.op:
+        where = name if name.startswith(HELD_BY) else where
+        name = result_of(item.op)
+    return name if not where or where in name else f"{name or ABSENT}, {where}"
 
 
 def _largest(found: Sequence[LargeAllocation], layout: Layout) -> str:
