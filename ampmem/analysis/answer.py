@@ -12,6 +12,7 @@ from ampmem.analysis.comparison import Compared, Comparison
 from ampmem.analysis.findings import SEVERITIES
 from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.jsonable import like
+from ampmem.analysis.largest import Held
 from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import Measured, OutsidePeak, Peak, PeakPlace, Step, Summary, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
@@ -142,7 +143,8 @@ class Composition:
     ``None`` where no finding says so. ``failed`` says that the script failed. ``short`` is the failed request that
     ended it: then ``peak``, ``step`` and ``parts`` are of that instant. ``outside`` is the peak outside of the recorded
     steps, where that is higher; ``part`` says that the script ran on unrecorded after those steps. ``whole`` is the
-    peak of the whole run, which may be another one; ``None`` where memory ran out.
+    peak of the whole run, which may be another one; ``None`` where memory ran out. ``holders`` hold what is not the
+    training's own; empty for a step without the peak.
     """
 
     peak: PeakOf
@@ -154,6 +156,7 @@ class Composition:
     outside: OutsidePeak | None
     part: bool
     whole: WholePeak | None = None
+    holders: tuple[Held, ...] = ()
 
     @property
     def of_steps(self) -> bool:
@@ -240,6 +243,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         outside=None,
         part=ran_on(summary.notes) and summary.prediction is None,
         whole=None if short else summary.whole,
+        holders=summary.holders if short or peak is summary.peak else (),
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 
 import numpy as np
 
@@ -46,26 +47,71 @@ class LargeAllocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Allocations of which only the ``holder`` is known: the class of an object, or a variable of a script.
+    """Allocations of one ``category`` and one ``holder``: a variable or an attribute, a class, a library.
 
-    ``holder`` is ``None`` if unknown too, as for memory that only a local variable holds.
+    ``holder`` is ``None`` if unknown. ``place`` is the line that assigned the holder's variable, such as
+    ``train.py:12 (in main)``; empty if unknown.
     """
 
     holder: str | None
     bytes: int
     tensors: int
+    category: Category = Category.OTHER
+    place: str = ""
 
 
-def held(history: MemoryHistory, position: int) -> tuple[Held, ...]:
-    """The allocations in ``other`` alive at ``position``, by holder, the one with the most bytes first."""
+_HELD = (Category.OTHER, Category.UNTRAINED, Category.BUFFERS, Category.WORKSPACE, Category.COMMUNICATION)
+"""The categories whose memory something holds beside the training's own: :func:`held` looks for their holders."""
+_WITHIN = 2
+"""A name with more parts than this names an object inside of its variable, which holds the tensor."""
+_PARTS_OF_NAME = re.compile(r"\['[^']*'\]|\[[^\]]*\]|\.?[^.\[]+")
+
+
+def held(
+    history: MemoryHistory, position: int, categories: Sequence[Category] = _HELD, *, depth: int | None = None
+) -> tuple[Held, ...]:
+    """The memory in ``categories`` alive at ``position``, by holder, the one with the most bytes first.
+
+    The names of holders have at most ``depth`` parts, such as the two of ``ema.shadow``.
+    """
     lifetimes, classes, texts = history.lifetimes, history.classes, history.recording.texts
-    mine = lifetimes.alive_at(position) & classes.of(Category.OTHER) & (lifetimes.address != OTHER_THREADS)
-    sizes: dict[str, list[int]] = {}
-    for index in np.flatnonzero(mine).tolist():
-        holder = re.split(r"[.\[]", texts[classes.name[index]], maxsplit=1)[0]
-        sizes.setdefault(holder, []).append(int(lifetimes.bytes[index]))
-    found = [Held(holder=name or None, bytes=sum(each), tensors=len(each)) for name, each in sizes.items()]
-    return tuple(sorted(found, key=lambda entry: -entry.bytes))
+    there = lifetimes.alive_at(position) & (lifetimes.address != OTHER_THREADS)
+    known = _held_by(history)
+    found: dict[tuple[Category, str, str, int], list[tuple[int, list[str]]]] = {}
+    for category in categories:
+        for index in np.flatnonzero(there & classes.of(category)).tolist():
+            name, place = known.get(index) or (int(classes.name[index]), 0)
+            parts = _PARTS_OF_NAME.findall(texts[name])[:depth] or [""]
+            within = parts[1] if len(parts) > _WITHIN and not parts[1].strip("[]").isdigit() else ""
+            found.setdefault((category, parts[0], within, place), []).append((int(lifetimes.bytes[index]), parts))
+    entries = [
+        Held(
+            holder="".join(commonprefix([parts for _, parts in each])) or None,
+            bytes=sum(size for size, _ in each),
+            tensors=len(each),
+            category=category,
+            place=_place(texts[place]),
+        )
+        for (category, _, _, place), each in found.items()
+    ]
+    return tuple(sorted(entries, key=lambda entry: -entry.bytes))
+
+
+def _held_by(history: MemoryHistory) -> dict[int, tuple[int, int]]:
+    """The holder and its place (text ids) of each allocation that has one; the latest look at the script counts."""
+    facts = history.facts
+    rows = np.concatenate([np.flatnonzero(facts.fact == fact) for fact in (Fact.VARIABLE, Fact.HELD)])
+    mine = history.classes.of(Category.OTHER)[facts.allocation[rows]] | (facts.fact[rows] == Fact.HELD)
+    columns = (each[rows[mine]].tolist() for each in (facts.allocation, facts.name, facts.module))
+    return {allocation: (name, place) for allocation, name, place in zip(*columns, strict=True)}
+
+
+def _place(text: str) -> str:
+    """``FILE:LINE FUNCTION`` as ``train.py:12 (in main)``; a line 0 is unknown, and so is an empty text."""
+    place, _, function = text.rpartition(" ")
+    inside = function.rpartition("<locals>.")[2]
+    where = place.replace("\\", "/").rpartition("/")[2].removesuffix(":0")
+    return f"{where} (in {inside})" if inside and not inside.startswith("<") else where
 
 
 def largest(
@@ -91,12 +137,7 @@ def _holders(history: MemoryHistory) -> dict[int, str]:
     for row in np.flatnonzero(
         (facts.fact == Fact.VARIABLE) & unsaved[facts.allocation]
     ).tolist():  # the latest look at the script counts
-        place, _, function = texts[facts.module[row]].rpartition(" ")
-        inside = function.rpartition("<locals>.")[2]
-        where = place.replace("\\", "/").rpartition("/")[2].removesuffix(":0")
-        found[int(facts.allocation[row])] = f"{HELD_BY}{texts[facts.name[row]]} of {where}" + (
-            "" if inside.startswith("<") else f" (in {inside})"
-        )
+        found[int(facts.allocation[row])] = f"{HELD_BY}{texts[facts.name[row]]} of {_place(texts[facts.module[row]])}"
     return found
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampmem.analysis.answer import Answer, Change, Composition, Effect, PeakOf, Verdict
+from ampmem.analysis.largest import Held
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import PLACES, Peak, PeakPlace, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.reporters.text.layout import Layout
-from ampmem.reporters.text.plain_text import signed, times, wrapped
+from ampmem.reporters.text.plain_text import shorten, signed, times, wrapped
 from ampmem.units import format_bytes, format_close, format_count, format_peak, peaks_apart, peaks_close
 
 
@@ -111,6 +112,12 @@ _PARTS = 5
 """The number of a peak's categories that are named."""
 _PART = 0.05
 """The smallest share of the peak of a category that is named."""
+_HELD_SHARE = 0.01
+"""The smallest share of the peak of a holder that is named."""
+_HOLDERS = 4
+"""The number of holders that are named."""
+_HOLDER = 40
+"""The longest name of a holder."""
 _LEAST_HALF = 0.45
 """A ratio below this one reads as "more than halved"."""
 _LABELS = 4
@@ -366,7 +373,7 @@ def _of_one(found: Composition | None) -> Wording:
         headline = f"{until} is {size}{_of_it(found.peak)}, {when(found.peak, found.step)}"
     why = made_of(found.parts, found.peak.bytes)
     more = () if found.short is None else shortage(found.short)
-    return Wording(headline=headline, why=why, more=(*more, *_outside(found), *_help(found)))
+    return Wording(headline=headline, why=why, more=(*more, *_outside(found), *_held_by(found.holders, found.peak.bytes), *_help(found)))
 
 
 def _of_it(peak: PeakOf) -> str:
@@ -391,6 +398,16 @@ def _outside(found: Composition) -> Iterator[str]:
             f"The peak of the whole run is {format_peak(found.whole.bytes)}, {place_of(found.whole)}; the tables and "
             "the findings cover the recorded steps (--steps records more)."
         )
+
+
+def _held_by(holders: Sequence[Held], whole: int) -> list[str]:
+    """Who holds what of a total of ``whole`` bytes, of memory that is not the training's own."""
+    return [
+        f"{shorten(each.holder, _HOLDER)}{f' of {each.place}' if each.place else ''} holds {format_bytes(each.bytes)} of "
+        f"{name(each.category)}{' memory' * (each.category is Category.OTHER)}."
+        for each in holders
+        if each.holder and each.bytes >= _HELD_SHARE * whole
+    ][:_HOLDERS]
 
 
 def made_of(live: Breakdown, whole: int) -> str:
