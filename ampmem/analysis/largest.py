@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def held(
             found.setdefault((category, parts[0], within, place), []).append((int(lifetimes.bytes[index]), parts))
     entries = [
         Held(
-            holder="".join(commonprefix([parts for _, parts in each])) or None,
+            holder=_common([parts for _, parts in each]) or None,
             bytes=sum(size for size, _ in each),
             tensors=len(each),
             category=category,
@@ -95,6 +95,11 @@ def held(
         for (category, _, _, place), each in found.items()
     ]
     return tuple(sorted(entries, key=lambda entry: -entry.bytes))
+
+
+def _common(names: Sequence[Sequence[str]]) -> str:
+    """The parts with which all ``names`` begin."""
+    return "".join(part for part, *_ in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False)))
 
 
 def _held_by(history: MemoryHistory) -> dict[int, tuple[int, int]]:

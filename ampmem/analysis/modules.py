@@ -11,7 +11,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.marks import failure_ns
 from ampmem.analysis.timeline.timeline import MemoryHistory
-from ampmem.events import PLACED, Column, Fact
+from ampmem.events import PLACED, Column
 from ampmem.vocabulary import SourceKind
 
 ROOT = "(model)"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.findings import copies, precision, training_loop, whole_run
+from ampmem.analysis.findings import attention, copies, precision, training_loop, whole_run
 from ampmem.analysis.findings.base import Check, Finding, TrainingRun
 from ampmem.analysis.out_of_memory import advise_command
 from ampmem.analysis.timeline.marks import trains
@@ -23,6 +23,8 @@ CHECKS: tuple[Check, ...] = (
     copies.recompute_recasts,
     copies.compiled_casts,
     precision.fp32_activations,
+    attention.attention_kernel,
+    attention.attention_masks,
     copies.expanded_buffer_cast,
     training_loop.foreach_temporaries,
     training_loop.gradients_through_forward,
@@ -40,6 +42,8 @@ OF_INFERENCE: tuple[Check, ...] = (copies.cache_off_saves, whole_run.fragmentati
 OF_A_FAILURE: tuple[Check, ...] = (
     copies.cache_off_saves,
     precision.fp32_activations,
+    attention.attention_kernel,
+    attention.attention_masks,
     copies.expanded_buffer_cast,
     training_loop.foreach_temporaries,
 )

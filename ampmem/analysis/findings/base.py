@@ -33,7 +33,14 @@ _NEARLY = 0.005
 """Steps whose peak is within this share of the run's peak count as equal to the step of the peak."""
 
 _AT_LEAST = frozenset(
-    {"autocast-in-backward", "cache-off-saves", "cache-on-saves", "copies-survive", "fp32-activations"}
+    {
+        "attention-kernel",
+        "autocast-in-backward",
+        "cache-off-saves",
+        "cache-on-saves",
+        "copies-survive",
+        "fp32-activations",
+    }
 )
 """Codes of the findings whose change may also save what cannot be computed, such as temporaries of backward."""
 

@@ -97,12 +97,8 @@ _RECOMPUTE = "torch.utils.checkpoint around the function that calls it recompute
 _KINDS = (
     _Kind(words=("log_softmax", "cross_entropy", "nll_loss"), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
     _Kind(words=("loss",), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
-    # F.scaled_dot_product_attention runs this op if no fused kernel applies.
-    _Kind(
-        words=("_safe_softmax",),
-        text="F.scaled_dot_product_attention runs its math kernel, which keeps the weights in float32, because no "
-        "fused kernel takes its arguments on this device{because}. {helps}; " + _RECOMPUTE,
-    ),
+    # F.scaled_dot_product_attention runs this op if no fused kernel applies: attention.attention_kernel says why.
+    _Kind(words=("_safe_softmax",), text="a fused kernel of F.scaled_dot_product_attention; " + _RECOMPUTE),
     _Kind(
         words=(_SOFTMAX,),
         text="F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v",
@@ -129,10 +125,6 @@ _TOKENS_AND_CLASSES = 2
 """The dimensions of a language model's logits at the loss."""
 _FOUR = ", with q, k and v of four dimensions (batch, heads, length, width): its kernels take no others"
 _OTHER = _Kind(words=(), text="{maker}; where {low} will do, cast it there")
-_GROUPED = " (enable_gqa, here with attn_mask or without a kernel for it)"
-_REPEAT = "k.repeat_interleave(groups, 1), and v likewise, in place of enable_gqa let a fused kernel run"
-_UNMASKED = "Fused kernels take q, k and v of one 16-bit type, and is_causal=True in place of a causal attn_mask"
-_REDUCED = "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) keeps {low} weights"
 _STATISTICS = "batch_norm"
 """An op that keeps in float32, besides its input, only a few numbers per channel."""
 
@@ -295,10 +287,7 @@ def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]],
     if _SOFTMAX in kind.words:
         text += _ON_CPU * _is_cpu(run) + _FOUR * any(len(shape) != _DIMENSIONS for shape in shapes)
     low = f"torch.{run.recording.precision.dtype}"
-    grouped = _has_groups(run, shapes)
-    helps = [_REPEAT if grouped else _UNMASKED, *([_REDUCED.format(low=low)] if not _is_cpu(run) else ())]
-    words = {"because": _GROUPED * grouped, "helps": "; ".join(helps), "maker": _maker(run, op, sizes)}
-    return text.format(op=op, low=low, place=place, **words)
+    return text.format(op=op, low=low, place=place, maker=_maker(run, op, sizes))
 
 
 def _maker(run: TrainingRun, op: str, sizes: Column) -> str:
@@ -312,16 +301,6 @@ def _maker(run: TrainingRun, op: str, sizes: Column) -> str:
     if not maker:
         return f"find out where the input of {op} becomes float32"
     return f"{maker}{' in ' * bool(module)}{module} makes the input of {op} float32"
-
-
-def _has_groups(run: TrainingRun, weights: list[tuple[int, ...]]) -> bool:
-    """Whether keys of fewer heads than the attention ``weights`` were repeated, as with ``enable_gqa``."""
-    shapes = [shape for text in run.recording.texts if (shape := shape_of(text)) is not None]
-    queries = {shape for shape in shapes if len(shape) == _DIMENSIONS and shape[:3] in {each[:3] for each in weights}}
-    repeated = [shape for shape in shapes if len(shape) == _DIMENSIONS + 1]
-    return any(
-        (each[0], each[1] * each[2], *each[3:]) == query and each[2] > 1 for each in repeated for query in queries
-    )
 
 
 def _fused_loss(run: TrainingRun, shapes: list[tuple[int, ...]]) -> tuple[str, ...]:

@@ -364,9 +364,7 @@ def _key(key: Any) -> str:
     return repr(key) if type(key) in _KEYS else type(key).__name__
 
 
-def _name(
-    item: Any, up: dict[int, tuple[Any, str]], variables: Mapping[int, _Variable]
-) -> tuple[_Variable, list[Any]]:
+def _name(item: Any, up: dict[int, tuple[Any, str]], variables: Mapping[int, _Variable]) -> tuple[_Variable, list[Any]]:
     """The name of a holder's path: from a variable of the script, or else from the outermost object of a class, a
     module's variable or a container.
 

@@ -215,7 +215,7 @@ class Ledger:
         self._pending = [(now, address, size) for address, size in blocks.items()]
 
     def blocks(self) -> AliveBlocks:
-        """The live blocks. Of those that torch's total does not count nothing more is known than that they are there."""
+        """The live blocks; those that torch's total does not count, as the baseline, are unseen."""
         alive = self._blocks | self._foreign
         unseen = {
             address: size

@@ -373,7 +373,11 @@ def _of_one(found: Composition | None) -> Wording:
         headline = f"{until} is {size}{_of_it(found.peak)}, {when(found.peak, found.step)}"
     why = made_of(found.parts, found.peak.bytes)
     more = () if found.short is None else shortage(found.short)
-    return Wording(headline=headline, why=why, more=(*more, *_outside(found), *_held_by(found.holders, found.peak.bytes), *_help(found)))
+    return Wording(
+        headline=headline,
+        why=why,
+        more=(*more, *_outside(found), *_held_by(found.holders, found.peak.bytes), *_help(found)),
+    )
 
 
 def _of_it(peak: PeakOf) -> str:
@@ -403,7 +407,7 @@ def _outside(found: Composition) -> Iterator[str]:
 def _held_by(holders: Sequence[Held], whole: int) -> list[str]:
     """Who holds what of a total of ``whole`` bytes, of memory that is not the training's own."""
     return [
-        f"{shorten(each.holder, _HOLDER)}{f' of {each.place}' if each.place else ''} holds {format_bytes(each.bytes)} of "
+        f"{shorten(each.holder, _HOLDER)}{' of ' * bool(each.place)}{each.place} holds {format_bytes(each.bytes)} of "
         f"{name(each.category)}{' memory' * (each.category is Category.OTHER)}."
         for each in holders
         if each.holder and each.bytes >= _HELD_SHARE * whole

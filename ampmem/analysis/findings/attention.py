@@ -1,0 +1,225 @@
+"""Findings about ``F.scaled_dot_product_attention``: the kernel that ran, why no other, and the masks that it keeps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.analysis.findings.precision import weights_low
+from ampmem.analysis.timeline.lifetimes import Mask
+from ampmem.events import Fact
+from ampmem.names import of_all_layers, shape_of, shape_text
+from ampmem.units import format_bytes
+
+_MATH = "aten::_safe_softmax"
+"""The op that makes the attention weights in the math kernel, which keeps them for backward."""
+_EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
+_WITH_MASK = (_EFFICIENT, "aten::_scaled_dot_product_cudnn_attention")
+_WIDEST = 256
+"""The largest head size of the flash and cuDNN kernels."""
+_ALIGNED = 8
+"""The fused kernels take head sizes that are a multiple of this in 16 bits, and of half as many in FP32."""
+_DIMENSIONS = 4
+_SHARE = 0.01
+"""The smallest share of the peak that attention has to keep."""
+_REDUCED = "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)"
+_ASK = (
+    "torch.backends.cuda.can_use_efficient_attention(torch.backends.cuda.SDPAParams(q, k, v, attn_mask, dropout_p, "
+    "is_causal, enable_gqa), debug=True) prints what the fused kernels refuse"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refusal:
+    """Why a faster kernel did not run, and what to change.
+
+    ``saves`` is the share of the kept bytes that the change surely removes, as numerator and denominator.
+    """
+
+    why: str
+    change: str
+    saves: tuple[int, int] = (0, 1)
+
+
+def attention_kernel(run: TrainingRun) -> Finding | None:
+    """Attention ran in the math or the memory-efficient kernel on a GPU, and the reason why not in another.
+
+    The reasons are the conditions of ``select_sdp_backend`` and of the checks that it calls, in
+    ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (torch 2.14): torch prints those to standard error, which
+    is the script's, so they are derived from the types and shapes of what the kernel saved.
+    """
+    position = _position(run)
+    if position is None:
+        return None
+    kept, sizes = run.kept_by_autograd(position), run.analysis.lifetimes.bytes
+    for op, name in ((_MATH, "math"), (_EFFICIENT, "memory-efficient")):
+        mine = kept & _saved_for(run, op)
+        size = run.bytes_of(mine)
+        if size < _SHARE * int(run.analysis.timeline.total[run.peak]) or not _calls(run, op):
+            continue
+        refusal = _math_refusal(run) if op == _MATH else _efficient_refusal(run)
+        modules = sorted({of_all_layers(text) for text in _modules(run, op)})
+        return Finding(
+            code="attention-kernel",
+            severity="advice",
+            section=Section.ACTIVATIONS,
+            message=f"F.scaled_dot_product_attention{f' in {modules[0]}' if modules else ''} ran its {name} kernel, "
+            f"which keeps {format_bytes(size)}{' of attention weights' * (op == _MATH)} for backward: {refusal.why}.",
+            bytes=size,
+            change=refusal.change,
+            evidence=run.largest(mine),
+            off_peak=run.off_peak(np.where(_ever(run, op), sizes, 0) * refusal.saves[0] // refusal.saves[1]),
+        )
+    return None
+
+
+def attention_masks(run: TrainingRun) -> Finding | None:
+    """Several calls of attention keep a mask of one size each, such as a boolean mask that each of them converts."""
+    position = _position(run)
+    lifetimes, shapes = run.analysis.lifetimes, _mask_shapes(run)
+    found: dict[tuple[int, int], list[int]] = {}
+    for allocation in np.flatnonzero(np.logical_or.reduce([_ever(run, op) for op in _WITH_MASK])).tolist():
+        if run.text(run.analysis.tensors.shape[allocation]) in shapes:
+            found.setdefault((int(lifetimes.step[allocation]), int(lifetimes.bytes[allocation])), []).append(allocation)
+    # One mask stays: the first, which the last call of backward frees.
+    others = run.marked([allocation for each in found.values() for allocation in each[1:]])
+    if position is None or not others.any():
+        return None
+    alive = others & lifetimes.alive_at(position)
+    low = run.text(run.analysis.tensors.dtype[np.flatnonzero(others)[0]])
+    return Finding(
+        code="attention-masks",
+        severity="advice",
+        section=Section.ACTIVATIONS,
+        message=f"{np.count_nonzero(alive) + 1} calls of F.scaled_dot_product_attention each keep a mask of their own, "
+        f"{format_bytes(run.bytes_of(alive))} more than one: a boolean attn_mask is converted in each call.",
+        bytes=run.bytes_of(alive),
+        change="convert the mask once, before the layers: mask = torch.zeros_like(mask, dtype=torch."
+        f"{low}).masked_fill(~mask, -math.inf); or is_causal=True in place of a causal mask",
+        evidence=run.largest(alive),
+        off_peak=run.off_peak(np.where(others, lifetimes.bytes, 0)),
+    )
+
+
+def _position(run: TrainingRun) -> int | None:
+    """The position at which attention keeps the most: the end of the last forward, or the failure."""
+    if run.at_failure:
+        return run.peak
+    return None if run.last_forward is None else run.last_forward[1]
+
+
+def _saved_for(run: TrainingRun, op: str) -> Mask:
+    """The allocations that ``op`` saved for backward."""
+    named: Mask = np.array([text == op for text in run.recording.texts], dtype=np.bool_)[run.analysis.saved_as.op]
+    return named
+
+
+def _ever(run: TrainingRun, op: str) -> Mask:
+    return run.ever_kept_by_autograd & _saved_for(run, op)
+
+
+def _facts_of(run: TrainingRun, fact: Fact, op: str) -> Mask:
+    facts = run.recording.facts
+    mine: Mask = (facts.fact == fact) & np.array([text == op for text in run.recording.texts])[facts.name]
+    return mine
+
+
+def _modules(run: TrainingRun, op: str) -> set[str]:
+    return {run.text(index) for index in np.unique(run.recording.facts.module[_facts_of(run, Fact.OUTPUT, op)])} - {""}
+
+
+def _shapes(run: TrainingRun, fact: Fact, op: str) -> list[tuple[int, ...]]:
+    """The shapes of four dimensions that ``op`` returned, or saved, the largest first."""
+    texts = {run.text(index) for index in np.unique(run.recording.facts.shape[_facts_of(run, fact, op)]).tolist()}
+    shapes = [shape for text in texts if (shape := shape_of(text)) is not None and len(shape) == _DIMENSIONS]
+    return sorted(shapes, key=math.prod, reverse=True)
+
+
+def _calls(run: TrainingRun, op: str) -> list[tuple[int, ...]]:
+    """The shapes of the results of ``op``: batch, heads, queries and head size, or keys for the weights of math.
+
+    cuDNN's kernel also returns a sum for each query.
+    """
+    return [shape for shape in _shapes(run, Fact.OUTPUT, op) if shape[3] > 1]
+
+
+def _mask_shapes(run: TrainingRun) -> set[str]:
+    """The shapes, as texts, of the masks that fused kernels saved, as they were before they were expanded."""
+    found = set()
+    for op in _WITH_MASK:
+        for batch, heads, queries, width in _calls(run, op):
+            saved = (shape for shape in _shapes(run, Fact.SAVED, op) if shape[2] == queries)
+            keys = {shape[3] for shape in saved} - {width, 1}
+            found |= {(*first, queries, n) for n in keys for first in ((), *product((1, batch), (1, heads)))}
+    return {shape_text(shape) for shape in found}
+
+
+def _math_refusal(run: TrainingRun) -> _Refusal:
+    weights, on_cpu = _calls(run, _MATH), run.recording.run.device_type == "cpu"
+    low = run.autocast or weights_low(run)
+    aligned = _ALIGNED if low else _ALIGNED // 2
+    # The products are of three dimensions: the weights, and the result with the head size.
+    widths = {shape[-1] for shape in _products(run)} - {each[-1] for each in weights}
+    odd = sorted(width for width in widths if width % aligned)
+    grouped = _has_groups(run, weights)
+    if on_cpu:
+        why, change = "the CPU's fused kernel takes neither dropout nor a mask with a gradient", "leave those out"
+    elif odd:
+        why = f"the fused kernels need a head size that is a multiple of {aligned}, and it is {odd[0]}"
+        change = f"F.pad of q, k and v to a head size that is a multiple of {aligned}, with scale= of the one before"
+    elif grouped:
+        missing = (
+            "of enable_gqa with attn_mask or on this device" if low else "of enable_gqa in float32 before torch 2.14"
+        )
+        why, change = f"there is no fused kernel {missing}", ""
+    else:
+        why, change = "no fused kernel takes its arguments on this device", _ASK
+    if grouped:
+        change += f"{'; ' * bool(change)}k.repeat_interleave(groups, 1), and v likewise, in place of enable_gqa"
+    if low and not on_cpu:
+        return _Refusal(why=why, change=f"{_REDUCED}, which keeps them in 16 bits; or {change}", saves=(1, 2))
+    return _Refusal(why=why, change=change, saves=(1, 1) if grouped and not (odd or on_cpu) else (0, 1))
+
+
+def _products(run: TrainingRun) -> list[tuple[int, ...]]:
+    """The shapes that batched matrix products returned in the modules in which the math kernel ran."""
+    facts, modules = run.recording.facts, _modules(run, _MATH)
+    rows = _facts_of(run, Fact.OUTPUT, "aten::bmm")
+    rows &= np.array([text in modules for text in run.recording.texts], dtype=np.bool_)[facts.module]
+    return [shape for row in np.unique(facts.shape[rows]).tolist() if (shape := shape_of(run.text(row))) is not None]
+
+
+def _efficient_refusal(run: TrainingRun) -> _Refusal:
+    facts, (_, _, queries, width) = run.recording.facts, _calls(run, _EFFICIENT)[0]
+    types = {run.text(index) for index in np.unique(facts.dtype[_facts_of(run, Fact.SAVED, _EFFICIENT)]).tolist()}
+    masked = any(shape[2] == queries and shape[3] != width for shape in _shapes(run, Fact.SAVED, _EFFICIENT))
+    if not types & {"float16", "bfloat16"}:
+        return _Refusal(
+            why="q, k and v are float32, and the flash and cuDNN kernels take 16-bit types only",
+            change="torch.autocast around the forward, or q, k and v in bfloat16",
+        )
+    if width > _WIDEST:
+        return _Refusal(
+            why=f"the head size is {width}, and the flash and cuDNN kernels take at most {_WIDEST}",
+            change=f"more heads of at most {_WIDEST}",
+        )
+    if masked:
+        return _Refusal(
+            why="it was given an attn_mask, which the flash kernel does not take, and cuDNN's only without a gradient",
+            change="is_causal=True in place of a causal attn_mask; no attn_mask where nothing is masked",
+        )
+    return _Refusal(why="the flash and cuDNN kernels do not take its arguments on this device", change=_ASK)
+
+
+def _has_groups(run: TrainingRun, weights: list[tuple[int, ...]]) -> bool:
+    """Whether keys of fewer heads than the attention ``weights`` were repeated, as with ``enable_gqa``."""
+    shapes = [shape for text in run.recording.texts if (shape := shape_of(text)) is not None]
+    queries = {shape for shape in shapes if len(shape) == _DIMENSIONS and shape[:3] in {each[:3] for each in weights}}
+    repeated = [shape for shape in shapes if len(shape) == _DIMENSIONS + 1]
+    return any(
+        (each[0], each[1] * each[2], *each[3:]) == query and each[2] > 1 for each in repeated for query in queries
+    )
