@@ -27,6 +27,9 @@ _NOTABLE = 0.01
 """A difference below this share of the larger peak is not given as a reason."""
 
 
+_PAIR = 2
+
+
 class Effect(StrEnum):
     """How mixed precision changed the peak."""
 
@@ -144,7 +147,8 @@ class Composition:
     ended it: then ``peak``, ``step`` and ``parts`` are of that instant. ``outside`` is the peak outside of the recorded
     steps, where that is higher; ``part`` says that the script ran on unrecorded after those steps. ``whole`` is the
     peak of the whole run, which may be another one; ``None`` where memory ran out. ``holders`` hold what is not the
-    training's own; empty for a step without the peak.
+    training's own; empty for a step without the peak. ``second`` are the script's first two steps, if the second needs
+    more.
     """
 
     peak: PeakOf
@@ -157,6 +161,7 @@ class Composition:
     part: bool
     whole: WholePeak | None = None
     holders: tuple[Held, ...] = ()
+    second: tuple[Step, Step] | None = None
 
     @property
     def of_steps(self) -> bool:
@@ -244,7 +249,16 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         part=ran_on(summary.notes) and summary.prediction is None,
         whole=None if short else summary.whole,
         holders=summary.holders if short or peak is summary.peak else (),
+        second=_second(summary.steps),
     )
+
+
+def _second(steps: Sequence[Step]) -> tuple[Step, Step] | None:
+    """The script's first two steps, if both ended and the second one's peak is higher."""
+    if len(steps) < _PAIR or steps[0].index or not steps[1].finished:
+        return None
+    first, second = steps[:_PAIR]
+    return (first, second) if second.peak.said > (1 + NO_DIFFERENCE) * first.peak.said else None
 
 
 def _matters(finding: Finding, summary: Summary) -> bool:

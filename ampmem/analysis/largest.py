@@ -60,7 +60,7 @@ class Held:
     place: str = ""
 
 
-_HELD = (Category.OTHER, Category.UNTRAINED, Category.BUFFERS, Category.WORKSPACE, Category.COMMUNICATION)
+_HELD = (Category.OTHER, Category.UNTRAINED, Category.BUFFERS, Category.WORKSPACE)
 """The categories whose memory something holds beside the training's own: :func:`held` looks for their holders."""
 _WITHIN = 2
 """A name with more parts than this names an object inside of its variable, which holds the tensor."""

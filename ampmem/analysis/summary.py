@@ -275,7 +275,7 @@ class Summary(Shown):
     """The memory in ``other`` at the end of the last step, such as a key-value cache, by holder."""
     holders: tuple[Held, ...] = ()
     """The holders at the peak, or when memory ran out, of memory that is not the training's own: other memory,
-    untrained models, buffers, workspaces and communication."""
+    untrained models, buffers and workspaces."""
     findings: tuple[Finding, ...]
     """The findings: warnings, then advice by bytes saved, then information."""
     warnings: tuple[str, ...] = ()

@@ -28,6 +28,8 @@ CHECKS: tuple[Check, ...] = (
     copies.expanded_buffer_cast,
     training_loop.foreach_temporaries,
     training_loop.gradients_through_forward,
+    training_loop.reduce_buckets,
+    training_loop.unreduced_gradients,
     training_loop.state_not_there_yet,
     training_loop.outputs_kept,
     whole_run.steady_growth,
@@ -54,6 +56,7 @@ FORCED_BY_ADVISE: Mapping[str, str] = {
     "fragmentation": "allocator",
     "gradients-through-forward": "gradients",
     "fp32-activations": "loss",
+    "reduce-buckets": "bucket-view",
 }
 """By code: the names that ``ampmem advise --allow`` has for the changes that the finding suggests."""
 

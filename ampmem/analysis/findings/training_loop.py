@@ -17,6 +17,7 @@ from ampmem.analysis.timeline.marks import PhaseRows
 from ampmem.events import Action, Column, Fact, OptimizerRecord, Phase
 from ampmem.names import FUNCTIONAL, shape_text
 from ampmem.units import format_bytes
+from ampmem.vocabulary import Communication
 
 _AT_ONCE = {"Adam": 2, "AdamW": 2}
 """Tensors of the parameter's size that an update with ``foreach=False`` has at once: the root of the second moment, and
@@ -563,6 +564,57 @@ def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
         evidence=(f"held by the graph of {variable.in_words()}", *run.largest(graph)),
         off_peak=run.off_peak(lifetimes.bytes * graph, run.analysis.timeline.positions(over), place=len(run.steps) - 1),
     )
+
+
+def reduce_buckets(run: TrainingRun) -> Finding | None:
+    """The buckets of DistributedDataParallel are alive beside the gradients, which could be views of them.
+
+    Then the buckets, which stay, are the gradients' memory. That is known if they have room for all gradients.
+    """
+    buckets, gradients = _for(run, Communication.REDUCE_BUCKETS), run.analysis.classes.of(Category.GRADIENTS)
+    sizes = np.where(gradients, run.analysis.lifetimes.bytes, 0)
+    most = run.bytes_of(gradients & run.analysis.lifetimes.alive_at(run.most_alive(sizes)))
+    size = run.bytes_of(buckets & run.analysis.lifetimes.alive_at(run.peak))
+    if not size:
+        return None
+    return Finding(
+        code="reduce-buckets",
+        severity="advice",
+        section=Section.PEAK,
+        message=f"{format_bytes(size)} at {run.instant} are the buckets in which DistributedDataParallel reduces the "
+        "gradients, beside the gradients themselves.",
+        bytes=size,
+        change="DistributedDataParallel(..., gradient_as_bucket_view=True): the gradients are views of the buckets",
+        evidence=run.largest(buckets & run.analysis.lifetimes.alive_at(run.peak)),
+        off_peak=run.off_peak(sizes) if most <= size else None,
+    )
+
+
+def unreduced_gradients(run: TrainingRun) -> Finding | None:
+    """Whole gradients of sharded parameters outlive the backward that made them, since it does not reduce them."""
+    lifetimes, phases = run.analysis.lifetimes, run.recording.phases.time_ns
+    over = np.append(phases, FOREVER)[np.searchsorted(phases, lifetimes.born_ns, side="right")]
+    kept = _for(run, Communication.UNSHARDED_GRADIENTS) & (lifetimes.died_ns > over) & lifetimes.alive_at(run.peak)
+    size = run.bytes_of(kept)
+    if not size:
+        return None
+    return Finding(
+        code="unreduced-gradients",
+        severity="info",
+        section=Section.PEAK,
+        message=f"{format_bytes(size)} at {run.instant} are whole gradients of sharded parameters, which a backward "
+        "under set_requires_gradient_sync(False), or no_sync(), leaves unreduced: each rank has them in full.",
+        bytes=size,
+        change="leave out set_requires_gradient_sync(False): then each micro-batch reduces its gradients, which takes "
+        "communication, and each rank keeps its share of them",
+        evidence=run.largest(kept),
+    )
+
+
+def _for(run: TrainingRun, purpose: Communication) -> Mask:
+    """The allocations for this purpose of communication."""
+    named = np.array([text == purpose for text in run.recording.texts], dtype=np.bool_)
+    return run.analysis.classes.of(Category.COMMUNICATION) & named[run.analysis.classes.name]
 
 
 def state_not_there_yet(run: TrainingRun) -> Finding | None:

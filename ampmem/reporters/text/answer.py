@@ -9,7 +9,7 @@ from ampmem.analysis.answer import Answer, Change, Composition, Effect, PeakOf, 
 from ampmem.analysis.largest import Held
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.out_of_memory import FailedRequest
-from ampmem.analysis.summary import PLACES, Peak, PeakPlace, WholePeak
+from ampmem.analysis.summary import PLACES, Peak, PeakPlace, Step, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.plain_text import shorten, signed, times, wrapped
@@ -129,6 +129,13 @@ _WORDS = {
     Category.UNTRAINED: "untrained models",
 }
 _SINGULAR = (Category.OPTIMIZER_STATE, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER)
+_SINCE = {
+    Category.OPTIMIZER_STATE: ", which the first update made",
+    Category.CAST_COPIES: ", which autocast's cache holds",
+    Category.WORKSPACE: ", which libraries keep from the step before",
+    Category.GRADIENTS: ", which the step before left",
+}
+"""The reason for which a category is larger in the second step."""
 _UPDATE = "optimizer"
 _DATA = "data"
 _PHASES = {_UPDATE: "in the optimizer's update", "between": "between the phases", _DATA: "while loading data"}
@@ -376,7 +383,7 @@ def _of_one(found: Composition | None) -> Wording:
     return Wording(
         headline=headline,
         why=why,
-        more=(*more, *_outside(found), *_held_by(found.holders, found.peak.bytes), *_help(found)),
+        more=(*more, *_second_step(found), *_outside(found), *_held_by(found.holders, found.peak.bytes), *_help(found)),
     )
 
 
@@ -402,6 +409,27 @@ def _outside(found: Composition) -> Iterator[str]:
             f"The peak of the whole run is {format_peak(found.whole.bytes)}, {place_of(found.whole)}; the tables and "
             "the findings cover the recorded steps (--steps records more)."
         )
+
+
+def _second_step(found: Composition) -> list[str]:
+    """What the second step has at its peak that the first one did not have; at the end of forward if phases differ."""
+    if found.second is None:
+        return []
+    (first, second), least = found.second, _SHARE_OF_DIFFERENCE * _more(found.second)
+    before, after, where = first.peak.categories, second.peak.categories, ""
+    if first.peak.phase != second.peak.phase and first.marks.after_forward and second.marks.after_forward:
+        before, after, where = first.marks.after_forward, second.marks.after_forward, "at the end of forward "
+    more = {each: after[each] - before[each] for each in CATEGORIES if after[each] - before[each] >= least}
+    words = [
+        f"{name(each)} {'adds' if each in _SINGULAR else 'add'} {format_bytes(more[each])}{_SINCE.get(each, '')}"
+        for each in sorted(more, key=lambda each: -more[each])[:_NAMED]
+    ]
+    what = f"Step {second.index} needs {format_bytes(_more(found.second))} more than step {first.index}"
+    return [f"{what}: {where}{'; '.join(words)}." if words else f"{what}."]
+
+
+def _more(steps: tuple[Step, Step]) -> int:
+    return steps[1].peak.said - steps[0].peak.said
 
 
 def _held_by(holders: Sequence[Held], whole: int) -> list[str]:
