@@ -549,8 +549,7 @@ def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
     row = rows[np.argmin(lifetimes.born_ns[facts.allocation[rows]])]
     variable = _variable(run.text(facts.name[row]), run.text(facts.module[row]), size, number=False)
     # Without a graph a result is freed once the next one is made; a cast copy, when its autocast region is left.
-    phases = run.recording.phases.time_ns
-    over = np.append(phases, FOREVER)[np.searchsorted(phases, lifetimes.born_ns, side="right")]
+    over = _phase_ends(run)
     chain = np.flatnonzero(graph & ~casts)
     over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
     return Finding(
@@ -577,6 +576,10 @@ def reduce_buckets(run: TrainingRun) -> Finding | None:
     size = run.bytes_of(buckets & run.analysis.lifetimes.alive_at(run.peak))
     if not size:
         return None
+    # New gradients, as those of a layer's weight and bias, are copied into a bucket and freed before backward makes the
+    # next but one, or ends.
+    since, born = run.analysis.timeline.positions(_phase_ends(run)), run.analysis.lifetimes.born[gradients]
+    since[gradients] = np.minimum(since[gradients], np.append(born, [since.max(initial=0)] * 2)[2:] + 1)
     return Finding(
         code="reduce-buckets",
         severity="advice",
@@ -586,15 +589,16 @@ def reduce_buckets(run: TrainingRun) -> Finding | None:
         bytes=size,
         change="DistributedDataParallel(..., gradient_as_bucket_view=True): the gradients are views of the buckets",
         evidence=run.largest(buckets & run.analysis.lifetimes.alive_at(run.peak)),
-        off_peak=run.off_peak(sizes) if most <= size else None,
+        off_peak=run.off_peak(sizes, since) if most <= size else None,
+        least=True,
     )
 
 
 def unreduced_gradients(run: TrainingRun) -> Finding | None:
     """Whole gradients of sharded parameters outlive the backward that made them, since it does not reduce them."""
-    lifetimes, phases = run.analysis.lifetimes, run.recording.phases.time_ns
-    over = np.append(phases, FOREVER)[np.searchsorted(phases, lifetimes.born_ns, side="right")]
-    kept = _for(run, Communication.UNSHARDED_GRADIENTS) & (lifetimes.died_ns > over) & lifetimes.alive_at(run.peak)
+    lifetimes = run.analysis.lifetimes
+    kept = _for(run, Communication.UNSHARDED_GRADIENTS) & lifetimes.alive_at(run.peak)
+    kept &= lifetimes.died_ns > _phase_ends(run)
     size = run.bytes_of(kept)
     if not size:
         return None
@@ -609,6 +613,13 @@ def unreduced_gradients(run: TrainingRun) -> Finding | None:
         "communication, and each rank keeps its share of them",
         evidence=run.largest(kept),
     )
+
+
+def _phase_ends(run: TrainingRun) -> Column:
+    """For each allocation the end of the phase in which it was made, in ns; ``FOREVER`` for the last phase."""
+    phases = run.recording.phases.time_ns
+    ends: Column = np.append(phases, FOREVER)[np.searchsorted(phases, run.analysis.lifetimes.born_ns, side="right")]
+    return ends
 
 
 def _for(run: TrainingRun, purpose: Communication) -> Mask:
