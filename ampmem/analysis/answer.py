@@ -504,11 +504,19 @@ def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     return replace(finding, message=message, bytes=copies)
 
 
+def _widens(finding: Finding, mine: _Run, without: _Run) -> Finding | None:
+    """What autocast costs a model in 16 bits; ``None`` where it costs nothing."""
+    more = mine.peak - without.peak
+    change = f"leave autocast out: the peak of {without.label} is lower by that (measured)"
+    return replace(finding, severity="advice", change=change, off_peak=more, least=False) if more > 0 else None
+
+
 _SPARED, _SPARES = "cache-off-costs", "cache-on-saves"
 
 _JUDGES: Mapping[str, tuple[tuple[Precision, ...], _Judge]] = {
     "amp-saves": ((Precision.FP32,), _autocast),
     "amp-saves-nothing": ((Precision.FP32,), _autocast),
+    "autocast-widens": ((Precision.FP32,), _widens),
     "cache-off-saves": ((Precision.AMP_NOCACHE,), _cheaper),
     _SPARES: ((Precision.AMP,), _cheaper),
     _SPARED: ((Precision.AMP_NOCACHE,), _cache_pays),

@@ -23,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     copies.recompute_recasts,
     copies.compiled_casts,
     precision.fp32_activations,
+    precision.autocast_widens,
     attention.attention_kernel,
     attention.attention_masks,
     copies.expanded_buffer_cast,

@@ -52,7 +52,7 @@ def attention_kernel(run: TrainingRun) -> Finding | None:
     ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (torch 2.14): torch prints those to standard error, which
     is the script's, so they are derived from the types and shapes of what the kernel saved.
     """
-    position = _position(run)
+    position = run.kept_most
     if position is None:
         return None
     kept, sizes = run.kept_by_autograd(position), run.analysis.lifetimes.bytes
@@ -79,7 +79,7 @@ def attention_kernel(run: TrainingRun) -> Finding | None:
 
 def attention_masks(run: TrainingRun) -> Finding | None:
     """Several calls of attention keep a mask of one size each, such as a boolean mask that each of them converts."""
-    position = _position(run)
+    position = run.kept_most
     lifetimes, shapes = run.analysis.lifetimes, _mask_shapes(run)
     found: dict[tuple[int, int], list[int]] = {}
     for allocation in np.flatnonzero(np.logical_or.reduce([_ever(run, op) for op in _WITH_MASK])).tolist():
@@ -103,13 +103,6 @@ def attention_masks(run: TrainingRun) -> Finding | None:
         evidence=run.largest(alive),
         off_peak=run.off_peak(np.where(others, lifetimes.bytes, 0)),
     )
-
-
-def _position(run: TrainingRun) -> int | None:
-    """The position at which attention keeps the most: the end of the last forward, or the failure."""
-    if run.at_failure:
-        return run.peak
-    return None if run.last_forward is None else run.last_forward[1]
 
 
 def _saved_for(run: TrainingRun, op: str) -> Mask:

@@ -161,6 +161,13 @@ class TrainingRun:
         return failure_position(self.analysis) if self.at_failure else self.analysis.peak
 
     @property
+    def kept_most(self) -> int | None:
+        """The position at which autograd keeps the most: the end of the last forward, or the failure."""
+        if self.at_failure:
+            return self.peak
+        return None if self.last_forward is None else self.last_forward[1]
+
+    @property
     def instant(self) -> str:
         """The name of :attr:`peak` in a sentence."""
         return "the failure" if self.at_failure else "the peak"

@@ -8,6 +8,7 @@ import numpy as np
 
 from ampmem.analysis.estimate import break_even, first_saving
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.events import Column, Fact, Phase
@@ -65,6 +66,8 @@ def fp16_without_scaler(run: TrainingRun) -> Finding | None:
 _SHARE = 0.2
 _LOW_SHARE = 0.01
 """The share of 16-bit parameters from which on an estimate of FP32 says nothing."""
+_PLACES = 3
+"""The number of ops and modules that are named."""
 _CHUNKS = 8
 _FUSED_LOSS_SINCE = (2, 13)
 """The first version of torch with ``F.linear_cross_entropy``."""
@@ -152,10 +155,54 @@ def fp32_activations(run: TrainingRun) -> Finding | None:
     return max(found, key=lambda finding: (finding.off_peak or 0, finding.bytes or 0))
 
 
+def autocast_widens(run: TrainingRun) -> Finding | None:
+    """The weights are in 16 bits already, and autocast keeps activations in float32 that would be in 16 bits.
+
+    Without autocast at least half of their bytes are gone, if all weights are in 16 bits: others would make more ops
+    run in float32.
+    """
+    position = run.kept_most
+    if not run.autocast or position is None or not weights_low(run):
+        return None
+    by_op = _float32_by_op(run, run.kept_by_autograd(position))
+    sizes = sum(by_op.values(), np.zeros(len(run.analysis.lifetimes), dtype=np.int64))
+    by_place: dict[str, int] = {}
+    for op, of in by_op.items():
+        for allocation in np.flatnonzero(of).tolist():
+            module = of_all_layers(run.text(run.analysis.lifetimes.module[allocation]))
+            place = f"{plain_op(op)}{' in ' * bool(module)}{module}"
+            by_place[place] = by_place.get(place, 0) + int(of[allocation])
+    size, share = int(sizes.sum()), _low_share(run)
+    if not size:
+        return None
+    places = [
+        f"{format_bytes(each)} for {place}" for place, each in sorted(by_place.items(), key=lambda each: -each[1])
+    ]
+    return Finding(
+        code="autocast-widens",
+        severity="advice",
+        section=Section.ACTIVATIONS,
+        message=f"{100 * share:.0f} % of the weights are in 16 bits already, so autocast halves nothing of what their "
+        f"ops keep; what it runs in float32 keeps {format_bytes(size)}: {', '.join(places[:_PLACES])}.",
+        bytes=size,
+        change="leave autocast out"
+        if share == 1
+        else "ampmem compare measures the run without autocast, where the float32 weights run their ops in float32",
+        evidence=tuple(places),
+        off_peak=run.off_peak(_everywhere(run, by_op) // 2) if share == 1 else None,
+        least=True,
+    )
+
+
 def weights_low(run: TrainingRun) -> bool:
     """Whether part of the model has 16-bit weights already, so that its ops run in low precision without autocast."""
+    return _low_share(run) > _LOW_SHARE
+
+
+def _low_share(run: TrainingRun) -> float:
+    """The share of the parameters' elements that are in 16 bits."""
     low = sum(each.elements for each in run.analysis.parameters if each.dtype in LOW_PRECISION)
-    return low > _LOW_SHARE * sum(each.elements for each in run.analysis.parameters)
+    return low / max(sum(each.elements for each in run.analysis.parameters), 1)
 
 
 def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activations: int) -> Finding:

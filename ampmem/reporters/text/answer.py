@@ -271,7 +271,8 @@ def _changed(answer: Answer, change: Change) -> str:
 def _activations(answer: Answer, change: Change, size: str) -> str:
     ratio = change.after / change.before
     if ratio > 1:
-        return f"activations add {size}"
+        stay, _ = _in_float32(answer)
+        return f"activations add {size}{', and ' * bool(stay)}{stay}"
     if not change.after:
         return f"activations fall by {size}, to none"
     if ratio <= _HALF:
