@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -94,7 +94,21 @@ def held(
         )
         for (category, _, _, place), each in found.items()
     ]
-    return tuple(sorted(entries, key=lambda entry: -entry.bytes))
+    beyond = _around_parameters(history, there) if depth is None else ()
+    return tuple(sorted((*entries, *beyond), key=lambda entry: -entry.bytes))
+
+
+def _around_parameters(history: MemoryHistory, there: Mask) -> Iterator[Held]:
+    """The memory in which parameters are views and that no parameter uses, as the old flat weights of an RNN."""
+    facts, sizes, texts = history.facts, history.lifetimes.bytes, history.recording.texts
+    own = {record.name: record.bytes + record.padding for record in history.recording.parameters}
+    inside: dict[int, set[str]] = {}
+    for row in np.flatnonzero((facts.fact == Fact.PARAMETER) & there[facts.allocation]).tolist():
+        inside.setdefault(int(facts.allocation[row]), set()).add(texts[facts.name[row]])
+    for allocation, names in inside.items():
+        rest = int(sizes[allocation]) - sum(own.get(name, 0) for name in names)
+        if rest > 0 and names <= own.keys():
+            yield Held(holder=min(names), bytes=rest, tensors=1, category=Category.PARAMETERS)
 
 
 def _common(names: Sequence[Sequence[str]]) -> str:

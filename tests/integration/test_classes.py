@@ -546,3 +546,14 @@ def test_who_holds_what_training_does_not_need_is_named_with_its_line() -> None:
     places = {each.holder: each.place for each in summary.holders}
     assert places["checkpoint['model']"] == f"test_classes.py:{first + 3} (in train_beside_others)"
     assert places["kept.shadow"] == places["replay"] == f"test_classes.py:{first + 5} (in train_beside_others)"
+
+
+def test_a_parameter_that_keeps_the_flat_weights_of_others_is_named() -> None:
+    torch.manual_seed(0)
+    flat, other = torch.zeros(3000), nn.Linear(32, 8)
+    other.bias = nn.Parameter(flat[:8])
+    del flat
+    with ampmem.profile() as prof:
+        train(other, torch.optim.SGD(other.parameters(), lr=0.1), lambda out: out.square().mean())
+    (held,) = (each for each in prof.summary().holders if each.category is Category.PARAMETERS)
+    assert (held.holder, held.bytes) == ("bias", (3000 - 8) * 4)

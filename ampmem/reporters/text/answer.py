@@ -136,6 +136,11 @@ _SINCE = {
     Category.GRADIENTS: ", which the step before left",
 }
 """The reason for which a category is larger in the second step."""
+_OF = {
+    Category.OTHER: "other memory",
+    Category.PARAMETERS: "memory around it that no parameter uses, as it is a view of a larger buffer",
+}
+"""What a holder holds of a category, if not that by its name."""
 _UPDATE = "optimizer"
 _DATA = "data"
 _PHASES = {_UPDATE: "in the optimizer's update", "between": "between the phases", _DATA: "while loading data"}
@@ -437,7 +442,7 @@ def _held_by(holders: Sequence[Held], whole: int) -> list[str]:
     """Who holds what of a total of ``whole`` bytes, of memory that is not the training's own."""
     return [
         f"{shorten(each.holder, _HOLDER)}{' of ' * bool(each.place)}{each.place} holds {format_bytes(each.bytes)} of "
-        f"{name(each.category)}{' memory' * (each.category is Category.OTHER)}."
+        f"{_OF.get(each.category) or name(each.category)}."
         for each in holders
         if each.holder and each.bytes >= _HELD_SHARE * whole
     ][:_HOLDERS]
