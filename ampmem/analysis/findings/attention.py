@@ -14,6 +14,7 @@ from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.events import Fact
 from ampmem.names import of_all_layers, shape_of, shape_text
 from ampmem.units import format_bytes
+from ampmem.vocabulary import LOW_PRECISION
 
 _MATH = "aten::_safe_softmax"
 """The op that makes the attention weights in the math kernel, which keeps them for backward."""
@@ -55,14 +56,14 @@ def attention_kernel(run: TrainingRun) -> Finding | None:
     position = run.kept_most
     if position is None:
         return None
-    kept, sizes = run.kept_by_autograd(position), run.analysis.lifetimes.bytes
+    lifetimes = run.analysis.lifetimes
     for op, name in ((_MATH, "math"), (_EFFICIENT, "memory-efficient")):
-        mine = kept & _saved_for(run, op)
-        size = run.bytes_of(mine)
-        if size < _SHARE * int(run.analysis.timeline.total[run.peak]) or not _calls(run, op):
+        mine = _ever(run, op) & lifetimes.alive_at(position)
+        size, calls = run.bytes_of(mine), _shapes(run, Fact.OUTPUT, op)
+        if size < _SHARE * int(run.analysis.timeline.total[run.peak]) or not calls:
             continue
-        refusal = _math_refusal(run) if op == _MATH else _efficient_refusal(run)
-        modules = sorted({of_all_layers(text) for text in _modules(run, op)})
+        refusal = _math_refusal(run, calls[0]) if op == _MATH else _efficient_refusal(run, calls[0])
+        modules = sorted(map(of_all_layers, _seen(run, Fact.OUTPUT, op, "module")))
         return Finding(
             code="attention-kernel",
             severity="advice",
@@ -72,7 +73,7 @@ def attention_kernel(run: TrainingRun) -> Finding | None:
             bytes=size,
             change=refusal.change,
             evidence=run.largest(mine),
-            off_peak=run.off_peak(np.where(_ever(run, op), sizes, 0) * refusal.saves[0] // refusal.saves[1]),
+            off_peak=run.off_peak(np.where(_ever(run, op), lifetimes.bytes, 0) * refusal.saves[0] // refusal.saves[1]),
         )
     return None
 
@@ -82,7 +83,7 @@ def attention_masks(run: TrainingRun) -> Finding | None:
     position = run.kept_most
     lifetimes, shapes = run.analysis.lifetimes, _mask_shapes(run)
     found: dict[tuple[int, int], list[int]] = {}
-    for allocation in np.flatnonzero(np.logical_or.reduce([_ever(run, op) for op in _WITH_MASK])).tolist():
+    for allocation in np.flatnonzero(_ever(run, *_WITH_MASK)).tolist():
         if run.text(run.analysis.tensors.shape[allocation]) in shapes:
             found.setdefault((int(lifetimes.step[allocation]), int(lifetimes.bytes[allocation])), []).append(allocation)
     # One mask stays: the first, which the last call of backward frees.
@@ -105,92 +106,69 @@ def attention_masks(run: TrainingRun) -> Finding | None:
     )
 
 
-def _saved_for(run: TrainingRun, op: str) -> Mask:
-    """The allocations that ``op`` saved for backward."""
-    named: Mask = np.array([text == op for text in run.recording.texts], dtype=np.bool_)[run.analysis.saved_as.op]
-    return named
+def _ever(run: TrainingRun, *ops: str) -> Mask:
+    """The allocations that any of ``ops`` saved for backward."""
+    named = np.array([text in ops for text in run.recording.texts], dtype=np.bool_)
+    return run.ever_kept_by_autograd & named[run.analysis.saved_as.op]
 
 
-def _ever(run: TrainingRun, op: str) -> Mask:
-    return run.ever_kept_by_autograd & _saved_for(run, op)
-
-
-def _facts_of(run: TrainingRun, fact: Fact, op: str) -> Mask:
+def _seen(run: TrainingRun, fact: Fact, op: str, column: str) -> set[str]:
+    """The texts in the ``column`` of all facts of this kind about ``op``."""
     facts = run.recording.facts
-    mine: Mask = (facts.fact == fact) & np.array([text == op for text in run.recording.texts])[facts.name]
-    return mine
-
-
-def _modules(run: TrainingRun, op: str) -> set[str]:
-    return {run.text(index) for index in np.unique(run.recording.facts.module[_facts_of(run, Fact.OUTPUT, op)])} - {""}
+    rows = (facts.fact == fact) & np.array([text == op for text in run.recording.texts])[facts.name]
+    return {run.text(index) for index in np.unique(getattr(facts, column)[rows]).tolist()} - {""}
 
 
 def _shapes(run: TrainingRun, fact: Fact, op: str) -> list[tuple[int, ...]]:
-    """The shapes of four dimensions that ``op`` returned, or saved, the largest first."""
-    texts = {run.text(index) for index in np.unique(run.recording.facts.shape[_facts_of(run, fact, op)]).tolist()}
-    shapes = [shape for text in texts if (shape := shape_of(text)) is not None and len(shape) == _DIMENSIONS]
-    return sorted(shapes, key=math.prod, reverse=True)
+    """The shapes of four dimensions that ``op`` returned, or saved, the largest first: batch, heads, queries, width.
 
-
-def _calls(run: TrainingRun, op: str) -> list[tuple[int, ...]]:
-    """The shapes of the results of ``op``: batch, heads, queries and head size, or keys for the weights of math.
-
-    cuDNN's kernel also returns a sum for each query.
+    The width is a head's, or the number of keys for weights and masks. cuDNN's kernel also returns a number per query.
     """
-    return [shape for shape in _shapes(run, Fact.OUTPUT, op) if shape[3] > 1]
+    shapes = (shape_of(text) for text in _seen(run, fact, op, "shape"))
+    found = (shape for shape in shapes if shape is not None and len(shape) == _DIMENSIONS and shape[3] > 1)
+    return sorted(found, key=math.prod, reverse=True)
 
 
 def _mask_shapes(run: TrainingRun) -> set[str]:
     """The shapes, as texts, of the masks that fused kernels saved, as they were before they were expanded."""
     found = set()
     for op in _WITH_MASK:
-        for batch, heads, queries, width in _calls(run, op):
-            saved = (shape for shape in _shapes(run, Fact.SAVED, op) if shape[2] == queries)
-            keys = {shape[3] for shape in saved} - {width, 1}
+        for batch, heads, queries, width in _shapes(run, Fact.OUTPUT, op):
+            keys = {shape[3] for shape in _shapes(run, Fact.SAVED, op) if shape[2] == queries} - {width}
             found |= {(*first, queries, n) for n in keys for first in ((), *product((1, batch), (1, heads)))}
     return {shape_text(shape) for shape in found}
 
 
-def _math_refusal(run: TrainingRun) -> _Refusal:
-    weights, on_cpu = _calls(run, _MATH), run.recording.run.device_type == "cpu"
-    low = run.autocast or weights_low(run)
+def _math_refusal(run: TrainingRun, weights: tuple[int, ...]) -> _Refusal:
+    low, on_cpu = run.autocast or weights_low(run), run.recording.run.device_type == "cpu"
     aligned = _ALIGNED if low else _ALIGNED // 2
-    # The products are of three dimensions: the weights, and the result with the head size.
-    widths = {shape[-1] for shape in _products(run)} - {each[-1] for each in weights}
+    shapes = [shape for text in run.recording.texts if (shape := shape_of(text)) is not None]
+    widths = {each[3] for each in shapes if len(each) == _DIMENSIONS and each[:3] == weights[:3]} - {weights[3]}
     odd = sorted(width for width in widths if width % aligned)
-    grouped = _has_groups(run, weights)
+    # With enable_gqa the math kernel repeats keys and values: a dimension for the groups follows that of the heads.
+    repeated = (each for each in shapes if len(each) == _DIMENSIONS + 1 and each[2] > 1 and each[4] in widths)
+    grouped = any((each[0], each[1] * each[2]) == weights[:2] for each in repeated)
     if on_cpu:
         why, change = "the CPU's fused kernel takes neither dropout nor a mask with a gradient", "leave those out"
     elif odd:
         why = f"the fused kernels need a head size that is a multiple of {aligned}, and it is {odd[0]}"
         change = f"F.pad of q, k and v to a head size that is a multiple of {aligned}, with scale= of the one before"
     elif grouped:
-        missing = (
-            "of enable_gqa with attn_mask or on this device" if low else "of enable_gqa in float32 before torch 2.14"
-        )
-        why, change = f"there is no fused kernel {missing}", ""
+        missing = "with these arguments on this device" if low else "in float32 before torch 2.14"
+        why, change = f"there is no fused kernel of enable_gqa {missing}", ""
     else:
         why, change = "no fused kernel takes its arguments on this device", _ASK
     if grouped:
         change += f"{'; ' * bool(change)}k.repeat_interleave(groups, 1), and v likewise, in place of enable_gqa"
-    if low and not on_cpu:
+    if low and not on_cpu and _seen(run, Fact.OUTPUT, _MATH, "dtype") == {"float32"}:
         return _Refusal(why=why, change=f"{_REDUCED}, which keeps them in 16 bits; or {change}", saves=(1, 2))
     return _Refusal(why=why, change=change, saves=(1, 1) if grouped and not (odd or on_cpu) else (0, 1))
 
 
-def _products(run: TrainingRun) -> list[tuple[int, ...]]:
-    """The shapes that batched matrix products returned in the modules in which the math kernel ran."""
-    facts, modules = run.recording.facts, _modules(run, _MATH)
-    rows = _facts_of(run, Fact.OUTPUT, "aten::bmm")
-    rows &= np.array([text in modules for text in run.recording.texts], dtype=np.bool_)[facts.module]
-    return [shape for row in np.unique(facts.shape[rows]).tolist() if (shape := shape_of(run.text(row))) is not None]
-
-
-def _efficient_refusal(run: TrainingRun) -> _Refusal:
-    facts, (_, _, queries, width) = run.recording.facts, _calls(run, _EFFICIENT)[0]
-    types = {run.text(index) for index in np.unique(facts.dtype[_facts_of(run, Fact.SAVED, _EFFICIENT)]).tolist()}
+def _efficient_refusal(run: TrainingRun, result: tuple[int, ...]) -> _Refusal:
+    _, _, queries, width = result
     masked = any(shape[2] == queries and shape[3] != width for shape in _shapes(run, Fact.SAVED, _EFFICIENT))
-    if not types & {"float16", "bfloat16"}:
+    if not _seen(run, Fact.SAVED, _EFFICIENT, "dtype").intersection(LOW_PRECISION):
         return _Refusal(
             why="q, k and v are float32, and the flash and cuDNN kernels take 16-bit types only",
             change="torch.autocast around the forward, or q, k and v in bfloat16",
@@ -206,13 +184,3 @@ def _efficient_refusal(run: TrainingRun) -> _Refusal:
             change="is_causal=True in place of a causal attn_mask; no attn_mask where nothing is masked",
         )
     return _Refusal(why="the flash and cuDNN kernels do not take its arguments on this device", change=_ASK)
-
-
-def _has_groups(run: TrainingRun, weights: list[tuple[int, ...]]) -> bool:
-    """Whether keys of fewer heads than the attention ``weights`` were repeated, as with ``enable_gqa``."""
-    shapes = [shape for text in run.recording.texts if (shape := shape_of(text)) is not None]
-    queries = {shape for shape in shapes if len(shape) == _DIMENSIONS and shape[:3] in {each[:3] for each in weights}}
-    repeated = [shape for shape in shapes if len(shape) == _DIMENSIONS + 1]
-    return any(
-        (each[0], each[1] * each[2], *each[3:]) == query and each[2] > 1 for each in repeated for query in queries
-    )

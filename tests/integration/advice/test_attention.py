@@ -87,7 +87,8 @@ def test_the_math_kernel_keeps_half_with_the_reduced_precision_switch(tmp_path: 
     after, reduced = recorded(tmp_path, "reduced mask", size=36)
     assert said.off_peak is not None
     assert before - after >= said.off_peak >= LAYERS * WEIGHTS // 2
-    assert reduced.bytes == LAYERS * WEIGHTS // 2
+    assert (reduced.bytes, reduced.off_peak) == (LAYERS * WEIGHTS // 2, None)
+    assert "reduction_math_sdp" not in reduced.change
 
 
 def test_a_boolean_mask_is_converted_in_each_layer(tmp_path: Path) -> None:
