@@ -37,7 +37,7 @@ CHECKS: tuple[Check, ...] = (
     whole_run.fragmentation,
     precision.no_autocast_effect,
 )
-"""The checks of finished steps, in order. A new finding is a function in one of the four modules, and a line here."""
+"""The checks of finished steps, in order. A new finding is a function in one of the five modules, and a line here."""
 
 OF_INFERENCE: tuple[Check, ...] = (copies.cache_off_saves, whole_run.fragmentation, precision.no_autocast_effect)
 """The checks that also apply to steps without a backward and an update."""
