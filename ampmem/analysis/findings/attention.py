@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 
+from ampmem.allocator.gpus import GPUS
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.findings.precision import weights_low
 from ampmem.analysis.timeline.lifetimes import Mask
@@ -24,6 +25,7 @@ _WIDEST = 256
 """The largest head size of the flash and cuDNN kernels."""
 _ALIGNED = 8
 """The fused kernels take head sizes that are a multiple of this in 16 bits, and of half as many in FP32."""
+_AMPERE = (8, 0)
 _DIMENSIONS = 4
 _SHARE = 0.01
 """The smallest share of the peak that attention has to keep."""
@@ -148,8 +150,13 @@ def _math_refusal(run: TrainingRun, weights: tuple[int, ...]) -> _Refusal:
     # With enable_gqa the math kernel repeats keys and values: a dimension for the groups follows that of the heads.
     repeated = (each for each in shapes if len(each) == _DIMENSIONS + 1 and each[2] > 1 and each[4] in widths)
     grouped = any((each[0], each[1] * each[2]) == weights[:2] for each in repeated)
+    device, types = run.recording.run.device_name, {each.dtype for each in run.analysis.parameters}
+    old = [gpu for gpu in GPUS.values() if gpu.name == device and (gpu.compute_capability or _AMPERE) < _AMPERE]
     if on_cpu:
         why, change = "the CPU's fused kernel takes neither dropout nor a mask with a gradient", "leave those out"
+    elif old and "bfloat16" in types | {run.recording.precision.dtype}:
+        why = "the fused kernels take bfloat16 only from compute capability 8.0 on"
+        change = "float16, which the memory-efficient kernel takes on this device"
     elif odd:
         why = f"the fused kernels need a head size that is a multiple of {aligned}, and it is {odd[0]}"
         change = f"F.pad of q, k and v to a head size that is a multiple of {aligned}, with scale= of the one before"
