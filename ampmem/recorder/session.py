@@ -398,7 +398,8 @@ class Session:
                 self.log.misses.guarded(self._warn_of_modules)()
             states = self._hooks.optimizers.note_idle(self.optimizers)
             inputs = self.writer.inputs_left(raw) if self.writer is not None else set()
-            untrained = [root for root in self.models.roots() if not self.optimizers.holding(root)]
+            trains = next(iter(self.optimizers), None) is not None
+            untrained = [root for root in self.models.roots() if trains and not self.optimizers.holding(root)]
             blocks = self.source.blocks()
             self.listener.holders.note_rest(self.models, states, blocks, inputs, untrained, failure)
         try:
