@@ -76,7 +76,7 @@ def held(
     """
     lifetimes, classes, texts = history.lifetimes, history.classes, history.recording.texts
     there = lifetimes.alive_at(position) & (lifetimes.address != OTHER_THREADS)
-    known = _held_by(history)
+    known = _latest(history, Fact.VARIABLE, there & classes.of(Category.OTHER)) | _latest(history, Fact.HELD, there)
     found: dict[tuple[Category, str, str, int], list[tuple[int, list[str]]]] = {}
     for category in categories:
         for index in np.flatnonzero(there & classes.of(category)).tolist():
@@ -116,12 +116,11 @@ def _common(names: Sequence[Sequence[str]]) -> str:
     return "".join(part for part, *_ in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False)))
 
 
-def _held_by(history: MemoryHistory) -> dict[int, tuple[int, int]]:
-    """The holder and its place (text ids) of each allocation that has one; the latest look at the script counts."""
+def _latest(history: MemoryHistory, fact: Fact, among: Mask) -> dict[int, tuple[int, int]]:
+    """The holder and its place (text ids) of each allocation in ``among``, as the latest ``fact`` has them."""
     facts = history.facts
-    rows = np.concatenate([np.flatnonzero(facts.fact == fact) for fact in (Fact.VARIABLE, Fact.HELD)])
-    mine = history.classes.of(Category.OTHER)[facts.allocation[rows]] | (facts.fact[rows] == Fact.HELD)
-    columns = (each[rows[mine]].tolist() for each in (facts.allocation, facts.name, facts.module))
+    rows = np.flatnonzero((facts.fact == fact) & among[facts.allocation])
+    columns = (each[rows].tolist() for each in (facts.allocation, facts.name, facts.module))
     return {allocation: (name, place) for allocation, name, place in zip(*columns, strict=True)}
 
 
@@ -152,12 +151,8 @@ def _holders(history: MemoryHistory) -> dict[int, str]:
     saved = np.isin(facts.fact, (Fact.SAVED, Fact.RECOMPUTED))
     unsaved = history.classes.of(Category.ACTIVATIONS)
     unsaved[facts.allocation[saved]] = False
-    found: dict[int, str] = {}
-    for row in np.flatnonzero(
-        (facts.fact == Fact.VARIABLE) & unsaved[facts.allocation]
-    ).tolist():  # the latest look at the script counts
-        found[int(facts.allocation[row])] = f"{HELD_BY}{texts[facts.name[row]]} of {_place(texts[facts.module[row]])}"
-    return found
+    found = _latest(history, Fact.VARIABLE, unsaved)
+    return {index: f"{HELD_BY}{texts[name]} of {_place(texts[place])}" for index, (name, place) in found.items()}
 
 
 def _describe(history: MemoryHistory, tensors: Tensors, index: int, holders: Mapping[int, str]) -> LargeAllocation:

@@ -176,18 +176,14 @@ def _efficient_refusal(run: TrainingRun, result: tuple[int, ...]) -> _Refusal:
     _, _, queries, width = result
     masked = any(shape[2] == queries and shape[3] != width for shape in _shapes(run, Fact.SAVED, _EFFICIENT))
     if not _seen(run, Fact.SAVED, _EFFICIENT, "dtype").intersection(LOW_PRECISION):
-        return _Refusal(
-            why="q, k and v are float32, and the flash and cuDNN kernels take 16-bit types only",
-            change="torch.autocast around the forward, or q, k and v in bfloat16",
-        )
-    if width > _WIDEST:
-        return _Refusal(
-            why=f"the head size is {width}, and the flash and cuDNN kernels take at most {_WIDEST}",
-            change=f"more heads of at most {_WIDEST}",
-        )
-    if masked:
-        return _Refusal(
-            why="it was given an attn_mask, which the flash kernel does not take, and cuDNN's only without a gradient",
-            change="is_causal=True in place of a causal attn_mask; no attn_mask where nothing is masked",
-        )
-    return _Refusal(why="the flash and cuDNN kernels do not take its arguments on this device", change=_ASK)
+        why = "q, k and v are float32, and the flash and cuDNN kernels take 16-bit types only"
+        change = "torch.autocast around the forward, or q, k and v in bfloat16"
+    elif width > _WIDEST:
+        why = f"the head size is {width}, and the flash and cuDNN kernels take at most {_WIDEST}"
+        change = f"more heads of at most {_WIDEST}"
+    elif masked:
+        why = "it was given an attn_mask, which the flash kernel does not take, and cuDNN's only without a gradient"
+        change = "is_causal=True in place of a causal attn_mask; no attn_mask where nothing is masked"
+    else:
+        why, change = "the flash and cuDNN kernels do not take its arguments on this device", _ASK
+    return _Refusal(why=why, change=change)
