@@ -68,7 +68,6 @@ def attention_kernel(run: TrainingRun) -> Finding | None:
         modules = sorted(map(of_all_layers, _seen(run, Fact.OUTPUT, op, "module")))
         return Finding(
             code="attention-kernel",
-            severity="advice",
             section=Section.ACTIVATIONS,
             message=f"F.scaled_dot_product_attention{f' in {modules[0]}' if modules else ''} ran its {name} kernel, "
             f"which keeps {format_bytes(size)}{' of attention weights' * (op == _MATH)} for backward: {refusal.why}.",
@@ -96,7 +95,6 @@ def attention_masks(run: TrainingRun) -> Finding | None:
     low = run.text(run.analysis.tensors.dtype[np.flatnonzero(others)[0]])
     return Finding(
         code="attention-masks",
-        severity="advice",
         section=Section.ACTIVATIONS,
         message=f"{np.count_nonzero(alive) + 1} calls of F.scaled_dot_product_attention each keep a mask of their own, "
         f"{format_bytes(run.bytes_of(alive))} more than one: a boolean attn_mask is converted in each call.",

@@ -70,12 +70,13 @@ class Finding:
     does not lower the peak, or that cannot be computed. ``off_failure`` is the same for what was alive when the last
     request failed; a run that ended with that request has no ``off_peak``. ``off_reserved`` is how many bytes the
     change takes off the peak of reserved memory, if it leaves the tensors as they are. Only a finding with one of the
-    three is advice. ``least`` says that the change may save more than is known in this run. ``proof`` is the command
-    that forces the change on the script and measures the saving; empty if no command does.
+    three is advice; advice without a number becomes information. ``least`` says that the change may save more than is
+    known in this run. ``proof`` is the command that forces the change on the script and measures the saving; empty if
+    no command does.
     """
 
     code: str
-    severity: Severity
+    severity: Severity = "advice"
     section: Section = field(metadata=NOT_IN_JSON)
     message: str
     bytes: Signed | None

@@ -180,7 +180,6 @@ def autocast_widens(run: TrainingRun) -> Finding | None:
     ]
     return Finding(
         code="autocast-widens",
-        severity="advice",
         section=Section.ACTIVATIONS,
         message=f"{100 * share:.0f} % of the weights are in 16 bits already, so autocast halves nothing of what their "
         f"ops keep; what it runs in float32 keeps {format_bytes(size)}: {', '.join(places[:_PLACES])}.",
@@ -213,7 +212,6 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
     listed = f": {', '.join(f'{share} for {op}' for op, share in each[:3])}{' and others' * (len(each) > 3)}"
     return Finding(
         code="fp32-activations",
-        severity="advice",
         section=Section.ACTIVATIONS,
         message=f"{format_bytes(size)} of the {format_bytes(activations)} that autograd keeps at {run.instant} are "
         f"float32 in spite of autocast, kept for {each[0][0]}{listed if len(each) > 1 else ''}.",

@@ -67,7 +67,6 @@ def foreach_temporaries(run: TrainingRun) -> Finding | None:
     best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
     return Finding(
         code="foreach-temporaries",
-        severity="advice",
         section=Section.TIMELINE,
         message=f"{format_bytes(temporaries)} at {run.instant} are temporaries of {optimizer.class_name}'s foreach "
         "update.",
@@ -195,7 +194,6 @@ def _held(run: TrainingRun, gradients: _Gradients, mine: Column, how: str, chang
     size = int(run.analysis.lifetimes.bytes[mine].sum())
     return Finding(
         code="gradients-through-forward",
-        severity="advice",
         section=Section.TIMELINE,
         message=f"{format_bytes(size)} of gradients {how}",
         bytes=size,
@@ -358,7 +356,6 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
     gone = unneeded & dropped if shown else unneeded
     return Finding(
         code="outputs-kept",
-        severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although backward does not "
         f"need them: they are held by {_listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
@@ -554,7 +551,6 @@ def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
     over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
     return Finding(
         code="outputs-kept",
-        severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although no backward ran through "
         f"them: the graph of {variable.in_words(short=True)} holds them.",
@@ -582,7 +578,6 @@ def reduce_buckets(run: TrainingRun) -> Finding | None:
     since[gradients] = np.minimum(since[gradients], np.append(born, [since.max(initial=0)] * 2)[2:] + 1)
     return Finding(
         code="reduce-buckets",
-        severity="advice",
         section=Section.PEAK,
         message=f"{format_bytes(size)} at {run.instant} are the buckets in which DistributedDataParallel reduces the "
         "gradients, beside the gradients themselves.",

@@ -333,7 +333,7 @@ def with_a_number() -> set[str]:
         for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(check) or check))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
                 given = {word.arg: ast.unparse(word.value) for word in node.keywords}
-                if "advice" in given["severity"] or {"off_peak", "off_reserved"} & given.keys():
+                if "advice" in given.get("severity", "advice") or {"off_peak", "off_reserved"} & given.keys():
                     found.add(ast.literal_eval(given["code"]))
     return found
 
