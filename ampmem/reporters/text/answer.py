@@ -131,7 +131,6 @@ _WORDS = {
 _SINGULAR = (Category.OPTIMIZER_STATE, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER)
 _SINCE = {
     Category.OPTIMIZER_STATE: ", which the first update made",
-    Category.CAST_COPIES: ", which autocast's cache holds",
     Category.WORKSPACE: ", which libraries keep from the step before",
     Category.GRADIENTS: ", which the step before left",
 }
