@@ -106,7 +106,8 @@ class Fact(IntEnum):
     PARAMETER_COPY = 18
     """A parameter of a module that did not run during the recording, such as an EMA's; ``name`` is the parameter's."""
     HELD = 19
-    """Alive in ``name`` when a step of inference, or the recording, ended: ``DynamicCache.layers[0].keys``."""
+    """Alive in ``name`` when a step of inference, or the recording, ended: ``DynamicCache.layers[0].keys``. If the name
+    begins with a variable of the script, ``module`` is where that was assigned, as for :attr:`VARIABLE`."""
     COMMUNICATION = 20
     """Memory of distributed training; ``name`` is a :class:`~ampmem.vocabulary.Communication`."""
     COLLECTIVE = 21
@@ -120,6 +121,10 @@ class Fact(IntEnum):
     """Held by a module's attribute ``name`` (a path) when the recording ends; neither a parameter nor a buffer."""
     COMPILED = 25
     """Code that torch.compile generated made this :attr:`CAST_COPY`."""
+
+
+PLACED = (Fact.HELD, Fact.VARIABLE)
+"""The facts whose ``module`` is a line of the script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -12,6 +12,7 @@ from ampmem.analysis.comparison import Compared, Comparison
 from ampmem.analysis.findings import SEVERITIES
 from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.jsonable import like
+from ampmem.analysis.largest import Held
 from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import Measured, OutsidePeak, Peak, PeakPlace, Step, Summary, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
@@ -24,6 +25,9 @@ NO_DIFFERENCE = 0.01
 """Peaks that differ by less than this share of the baseline's count as equal."""
 _NOTABLE = 0.01
 """A difference below this share of the larger peak is not given as a reason."""
+
+
+_PAIR = 2
 
 
 class Effect(StrEnum):
@@ -142,7 +146,9 @@ class Composition:
     ``None`` where no finding says so. ``failed`` says that the script failed. ``short`` is the failed request that
     ended it: then ``peak``, ``step`` and ``parts`` are of that instant. ``outside`` is the peak outside of the recorded
     steps, where that is higher; ``part`` says that the script ran on unrecorded after those steps. ``whole`` is the
-    peak of the whole run, which may be another one; ``None`` where memory ran out.
+    peak of the whole run, which may be another one; ``None`` where memory ran out. ``holders`` hold what is not the
+    training's own; empty for a step without the peak. ``second`` are the script's first two steps, if the second needs
+    more.
     """
 
     peak: PeakOf
@@ -154,6 +160,8 @@ class Composition:
     outside: OutsidePeak | None
     part: bool
     whole: WholePeak | None = None
+    holders: tuple[Held, ...] = ()
+    second: tuple[Step, Step] | None = None
 
     @property
     def of_steps(self) -> bool:
@@ -240,7 +248,17 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         outside=None,
         part=ran_on(summary.notes) and summary.prediction is None,
         whole=None if short else summary.whole,
+        holders=summary.holders if short or peak is summary.peak else (),
+        second=_second(summary.steps),
     )
+
+
+def _second(steps: Sequence[Step]) -> tuple[Step, Step] | None:
+    """The script's first two steps, if both ended and the second one's peak is higher."""
+    if len(steps) < _PAIR or steps[0].index or not steps[1].finished:
+        return None
+    first, second = steps[:_PAIR]
+    return (first, second) if second.peak.said > (1 + NO_DIFFERENCE) * first.peak.said else None
 
 
 def _matters(finding: Finding, summary: Summary) -> bool:
@@ -493,11 +511,19 @@ def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     return replace(finding, message=message, bytes=copies)
 
 
+def _widens(finding: Finding, mine: _Run, without: _Run) -> Finding | None:
+    """What autocast costs a model in 16 bits; ``None`` where it costs nothing."""
+    more = mine.peak - without.peak
+    change = f"leave autocast out: the peak of {without.label} is lower by that (measured)"
+    return replace(finding, severity="advice", change=change, off_peak=more, least=False) if more > 0 else None
+
+
 _SPARED, _SPARES = "cache-off-costs", "cache-on-saves"
 
 _JUDGES: Mapping[str, tuple[tuple[Precision, ...], _Judge]] = {
     "amp-saves": ((Precision.FP32,), _autocast),
     "amp-saves-nothing": ((Precision.FP32,), _autocast),
+    "autocast-widens": ((Precision.FP32,), _widens),
     "cache-off-saves": ((Precision.AMP_NOCACHE,), _cheaper),
     _SPARES: ((Precision.AMP,), _cheaper),
     _SPARED: ((Precision.AMP_NOCACHE,), _cache_pays),

@@ -11,7 +11,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.marks import failure_ns
 from ampmem.analysis.timeline.timeline import MemoryHistory
-from ampmem.events import Column, Fact
+from ampmem.events import PLACED, Column
 from ampmem.vocabulary import SourceKind
 
 ROOT = "(model)"
@@ -151,7 +151,7 @@ def _all_paths(history: MemoryHistory) -> list[str]:
     """Every module path in the recording, in the order of the recorder's names, which is the model's."""
     recording = history.recording
     facts = recording.facts
-    of_facts = facts.module[facts.fact != Fact.VARIABLE]  # of a variable it is a line of the script
+    of_facts = facts.module[~np.isin(facts.fact, PLACED)]
     mentioned = np.unique(np.concatenate([np.unique(recording.events.module), np.unique(of_facts)]))
     paths = [_owner_path(parameter.name) for parameter in recording.parameters]
     return [_path(recording.texts[index]) for index in mentioned] + paths

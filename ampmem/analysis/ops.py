@@ -18,6 +18,8 @@ _RESULTS = {
     "clone": "copy",
 }
 """The field's word for an op's result, if there is one."""
+_KERNELS = {"flash": "flash", "efficient": "memory-efficient", "cudnn": "cuDNN"}
+"""The kernels of attention, by a part of their ops' names."""
 _COMPILED = ("CompiledFunction", "CompiledFunctionBackward")
 _LOSSES = ("loss", "log_softmax", "cross_entropy", "kl_div")
 _NORM_LAYERS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "rmsnorm", "layernorm")
@@ -41,7 +43,7 @@ def plain_op(op: str) -> str:
         return op
     name = op.removeprefix(_ATEN)
     if "attention" in name:
-        return "attention"
+        return next((f"{words} attention" for part, words in _KERNELS.items() if part in name), "attention")
     return _WORDS.get(name) or _trimmed(name).replace("_", " ")
 
 

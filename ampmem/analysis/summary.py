@@ -33,10 +33,10 @@ from ampmem.analysis.jsonable import (
 from ampmem.analysis.largest import Held, LargeAllocation, held, largest
 from ampmem.analysis.layers import outside_in
 from ampmem.analysis.modules import ModuleMemory, modules
-from ampmem.analysis.out_of_memory import FailedRequest
+from ampmem.analysis.out_of_memory import FailedRequest, failure_position
 from ampmem.analysis.parameters import Parameters, parameters_of
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe, unknown_of
-from ampmem.analysis.timeline.categories import Breakdown
+from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.marks import Instants, failure_ns, trains
 from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName, most_of
 from ampmem.errors import NothingRecorded
@@ -273,6 +273,9 @@ class Summary(JsonDocument, Shown):
     """The largest allocations at the peak."""
     held: tuple[Held, ...]
     """The memory in ``other`` at the end of the last step, such as a key-value cache, by holder."""
+    holders: tuple[Held, ...] = ()
+    """The holders at the peak, or when memory ran out, of memory that is not the training's own: other memory,
+    untrained models, buffers and workspaces."""
     findings: tuple[Finding, ...]
     """The findings: warnings, then advice by bytes saved, then information."""
     warnings: tuple[str, ...] = ()
@@ -323,7 +326,7 @@ def summary_of(analysis: Analysis) -> Summary:
         _step(analysis, step, marks, position)
         for step, marks, position in zip(recording.steps, analysis.marks, analysis.peaks, strict=True)
     )
-    top, position = analysis.top, analysis.peak
+    top, position, oom = analysis.top, analysis.peak, analysis.failed_request
     peak, outside = like(RunPeak, steps[top].peak, step=steps[top].index), _outside_steps(analysis)
     prediction = prediction_in(recording)
     return like(
@@ -337,7 +340,7 @@ def summary_of(analysis: Analysis) -> Summary:
         parameters=parameters_of(analysis, cast_eligible(analysis)),
         optimizer=tuple(like(Optimizer, record) for record in recording.optimizers),
         steps=steps,
-        out_of_memory=analysis.failed_request,
+        out_of_memory=oom,
         plain_step_ns=recording.plain_step_ns,
         peak=peak,
         outside_steps=outside,
@@ -356,7 +359,8 @@ def summary_of(analysis: Analysis) -> Summary:
         casts=analysis.casts,
         modules=modules(analysis),
         top=largest(analysis, analysis.tensors, position),
-        held=held(analysis, analysis.timeline.position(recording.steps[-1].end_ns)),
+        held=held(analysis, analysis.timeline.position(recording.steps[-1].end_ns), (Category.OTHER,), depth=1),
+        holders=held(analysis, failure_position(analysis) if oom and oom.ended_the_run else position),
         findings=findings(analysis),
         warnings=doubts_of(analysis.conservation, None if verdict is None else verdict.problem, recording.notes),
         notes=tuple(note for note in recording.notes if not is_warning(note)),

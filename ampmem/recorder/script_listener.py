@@ -99,8 +99,8 @@ class ScriptListener:
         self.mode = ForwardMode(log, self.casts, self.stacks)
         self.forward = ForwardObserver(log, self.mode, SavedTensors(log), source.owns_mode)
         self.gradients = GradientHooks(log, self.models)
-        self.holders = HolderLog(log)
         self.variables = Variables(log)
+        self.holders = HolderLog(log, self.variables)
         self._does: dict[Do, tuple[Callable[[], None], ...]] = {
             Do.PAUSE: (source.pause,),
             Do.BEGIN_STEP: (self.begin_step,),

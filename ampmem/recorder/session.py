@@ -393,12 +393,15 @@ class Session:
         if ended_with(failure, taken[1], self.listener.forward_ns):
             step = self._unfinished_step()
         self.models.note()  # as at the start of every forward
-        if failure is None:
-            if self.source.kind is SourceKind.SIMULATED:
+        if failure is None or step is not None:
+            if failure is None and self.source.kind is SourceKind.SIMULATED:
                 self.log.misses.guarded(self._warn_of_modules)()
             states = self._hooks.optimizers.note_idle(self.optimizers)
             inputs = self.writer.inputs_left(raw) if self.writer is not None else set()
-            self.listener.holders.note_rest(self.models, states, self.source.blocks(), inputs)
+            trains = next(iter(self.optimizers), None) is not None
+            untrained = [root for root in self.models.roots() if trains and not self.optimizers.holding(root)]
+            blocks = self.source.blocks()
+            self.listener.holders.note_rest(self.models, states, blocks, inputs, untrained, failure)
         try:
             self._write(raw, taken, step)
         except RecordingError as error:  # as in _give_up: the script goes on

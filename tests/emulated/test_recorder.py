@@ -563,6 +563,37 @@ def test_cublas_workspaces_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert analysis.classes.of(Category.TEMPORARIES if for_a_call else Category.WORKSPACE)[large].all()
 
 
+ATTENTION = """
+from torch.backends import cuda
+checkpoint = {"model": {"weight": torch.ones(1 << 20, device="cuda")}}
+layers = nn.ModuleList([nn.Linear(288, 288) for _ in range(2)]).cuda()
+optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+for _ in range(3):
+    x, mask = torch.randn(2, 256, 288, device="cuda"), torch.ones(2, 1, 256, 256, dtype=torch.bool, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        for layer in layers:
+            q = layer(x).unflatten(2, (8, 36)).transpose(1, 2)
+            x = x + nn.functional.scaled_dot_product_attention(q, q, q, mask).transpose(1, 2).flatten(2)
+    x.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+params = cuda.SDPAParams(q, q, q, mask, 0.0, False, False)
+fused = cuda.can_use_flash_attention, cuda.can_use_efficient_attention, cuda.can_use_cudnn_attention
+print("FUSED", *(can(params) for can in fused))
+"""
+
+
+def test_who_holds_memory_and_why_attention_was_not_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed, recording = recorded(tmp_path, Program(text=ATTENTION, steps=3), monkeypatch)
+    assert "FUSED False False False" in printed
+    summary = summarize(recording)
+    held = {each.holder: each.bytes for each in summary.holders}
+    assert held["checkpoint['model']['weight']"] == 4 << 20
+    (said,) = (each for each in summary.findings if each.code == "attention-kernel")
+    assert said.bytes == 2 * 2 * 8 * 256 * 256 * 4
+    assert "a multiple of 8, and it is 36" in said.message
+
+
 RANK = """
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 from torch.distributed.fsdp import fully_shard

@@ -500,3 +500,59 @@ def test_weights_packed_into_bytes_are_parameters_and_their_scales_are_the_modul
     packed = 2 * 64 * 64 // 2
     assert summary.parameters.bytes == sums["parameters"] == packed + 2 * (64 + 64 * 64) * 4
     assert all_explained(summary)
+
+
+class Kept:
+    """What a script keeps beside its training, in the ways that scripts do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = [each.detach().clone() for each in model.parameters()]
+        self.metric = {"states": [torch.zeros(900) for _ in range(3)]}
+
+
+class Remembers(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*mlp())
+        self.cache = [torch.zeros(2000) for _ in range(4)]
+
+
+def train_beside_others(kept_model: list[nn.Module]) -> ampmem.Profile:
+    """Training beside a checkpoint, copies of the weights, a cache, states of a metric, and a replay buffer."""
+    model = Remembers()
+    checkpoint = {"model": {name: each.clone() for name, each in model.state_dict().items()}, "step": 3}
+    teacher = copy.deepcopy(mlp()).requires_grad_(False)
+    kept, replay = Kept(model), torch.zeros(5000)
+    with ampmem.profile() as prof:
+        train(model, torch.optim.AdamW(model.parameters()), lambda out: out.square().mean())
+    kept_model.append(model)
+    del checkpoint, teacher, kept, replay
+    return prof
+
+
+def test_who_holds_what_training_does_not_need_is_named_with_its_line() -> None:
+    model: list[nn.Module] = []
+    summary = train_beside_others(model).summary()
+    size = measure.total(model[0].parameters())
+    assert {each.holder: (each.category, each.bytes, each.tensors) for each in summary.holders} == {
+        "checkpoint['model']": (Category.OTHER, size, 4),
+        "kept.shadow": (Category.OTHER, size, 4),
+        "teacher": (Category.UNTRAINED, size, 4),
+        "model.cache": (Category.BUFFERS, 4 * 8000, 4),
+        "replay": (Category.OTHER, 20_000, 1),
+        "kept.metric['states']": (Category.OTHER, 3 * 3600, 3),
+    }
+    first = train_beside_others.__code__.co_firstlineno
+    places = {each.holder: each.place for each in summary.holders}
+    assert places["checkpoint['model']"] == f"test_classes.py:{first + 3} (in train_beside_others)"
+    assert places["kept.shadow"] == places["replay"] == f"test_classes.py:{first + 5} (in train_beside_others)"
+
+
+def test_a_parameter_that_keeps_the_flat_weights_of_others_is_named() -> None:
+    torch.manual_seed(0)
+    flat, other = torch.zeros(3000), nn.Linear(32, 8)
+    other.bias = nn.Parameter(flat[:8])
+    del flat
+    with ampmem.profile() as prof:
+        train(other, torch.optim.SGD(other.parameters(), lr=0.1), lambda out: out.square().mean())
+    (held,) = (each for each in prof.summary().holders if each.category is Category.PARAMETERS)
+    assert (held.holder, held.bytes) == ("bias", (3000 - 8) * 4)

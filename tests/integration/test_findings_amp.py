@@ -209,9 +209,11 @@ def test_attention_without_a_fused_kernel(grouped: bool) -> None:
         loss.backward()
         optimizers[0].step()
 
-    told = findings(profiled(step))["fp32-activations"]
-    assert told.message.endswith("kept for aten::_safe_softmax.")
-    assert told.change.startswith("F.scaled_dot_product_attention runs its math kernel")
+    found = findings(profiled(step))
+    told = found["attention-kernel"]
+    assert found["fp32-activations"].message.endswith("kept for aten::_safe_softmax.")
+    assert "ran its math kernel" in told.message
+    assert told.bytes == 2 * 4 * 64 * 64 * 4
     assert ("in place of enable_gqa" in told.change) == grouped
     assert "allow_fp16_bf16_reduction_math_sdp" not in told.change  # it is CUDA's
 

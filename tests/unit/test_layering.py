@@ -103,7 +103,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     ),
     "analysis/timeline": ("categories lifetimes marks", "classify", "timeline"),
     "analysis/static_model": ("recipes", "evidence", "explain", "verdict"),
-    "analysis/findings": ("base", "copies precision training_loop whole_run"),
+    "analysis/findings": ("base", "copies precision training_loop whole_run", "attention"),
     "analysis/ranks": ("ranks", "jobs", "merge"),
     "analysis/difference": ("sides", "matching", "difference"),
     "analysis/budgets": ("budget", "run", "check"),

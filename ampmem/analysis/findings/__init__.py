@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.findings import copies, precision, training_loop, whole_run
+from ampmem.analysis.findings import attention, copies, precision, training_loop, whole_run
 from ampmem.analysis.findings.base import Check, Finding, TrainingRun
 from ampmem.analysis.out_of_memory import advise_command
 from ampmem.analysis.timeline.marks import trains
@@ -23,16 +23,21 @@ CHECKS: tuple[Check, ...] = (
     copies.recompute_recasts,
     copies.compiled_casts,
     precision.fp32_activations,
+    precision.autocast_widens,
+    attention.attention_kernel,
+    attention.attention_masks,
     copies.expanded_buffer_cast,
     training_loop.foreach_temporaries,
     training_loop.gradients_through_forward,
+    training_loop.reduce_buckets,
+    training_loop.unreduced_gradients,
     training_loop.state_not_there_yet,
     training_loop.outputs_kept,
     whole_run.steady_growth,
     whole_run.fragmentation,
     precision.no_autocast_effect,
 )
-"""The checks of finished steps, in order. A new finding is a function in one of the four modules, and a line here."""
+"""The checks of finished steps, in order. A new finding is a function in one of the five modules, and a line here."""
 
 OF_INFERENCE: tuple[Check, ...] = (copies.cache_off_saves, whole_run.fragmentation, precision.no_autocast_effect)
 """The checks that also apply to steps without a backward and an update."""
@@ -40,6 +45,8 @@ OF_INFERENCE: tuple[Check, ...] = (copies.cache_off_saves, whole_run.fragmentati
 OF_A_FAILURE: tuple[Check, ...] = (
     copies.cache_off_saves,
     precision.fp32_activations,
+    attention.attention_kernel,
+    attention.attention_masks,
     copies.expanded_buffer_cast,
     training_loop.foreach_temporaries,
 )
@@ -50,6 +57,7 @@ FORCED_BY_ADVISE: Mapping[str, str] = {
     "fragmentation": "allocator",
     "gradients-through-forward": "gradients",
     "fp32-activations": "loss",
+    "reduce-buckets": "bucket-view",
 }
 """By code: the names that ``ampmem advise --allow`` has for the changes that the finding suggests."""
 

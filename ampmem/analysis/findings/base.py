@@ -33,7 +33,14 @@ _NEARLY = 0.005
 """Steps whose peak is within this share of the run's peak count as equal to the step of the peak."""
 
 _AT_LEAST = frozenset(
-    {"autocast-in-backward", "cache-off-saves", "cache-on-saves", "copies-survive", "fp32-activations"}
+    {
+        "attention-kernel",
+        "autocast-in-backward",
+        "cache-off-saves",
+        "cache-on-saves",
+        "copies-survive",
+        "fp32-activations",
+    }
 )
 """Codes of the findings whose change may also save what cannot be computed, such as temporaries of backward."""
 
@@ -63,12 +70,13 @@ class Finding:
     does not lower the peak, or that cannot be computed. ``off_failure`` is the same for what was alive when the last
     request failed; a run that ended with that request has no ``off_peak``. ``off_reserved`` is how many bytes the
     change takes off the peak of reserved memory, if it leaves the tensors as they are. Only a finding with one of the
-    three is advice. ``least`` says that the change may save more than is known in this run. ``proof`` is the command
-    that forces the change on the script and measures the saving; empty if no command does.
+    three is advice; advice without a number becomes information. ``least`` says that the change may save more than is
+    known in this run. ``proof`` is the command that forces the change on the script and measures the saving; empty if
+    no command does.
     """
 
     code: str
-    severity: Severity
+    severity: Severity = "advice"
     section: Section = field(metadata=NOT_IN_JSON)
     message: str
     bytes: Signed | None
@@ -152,6 +160,13 @@ class TrainingRun:
     def peak(self) -> int:
         """The position of the run's peak, the last of equal ones; of the failure if that ended the run."""
         return failure_position(self.analysis) if self.at_failure else self.analysis.peak
+
+    @property
+    def kept_most(self) -> int | None:
+        """The position at which autograd keeps the most: the end of the last forward, or the failure."""
+        if self.at_failure:
+            return self.peak
+        return None if self.last_forward is None else self.last_forward[1]
 
     @property
     def instant(self) -> str:

@@ -89,7 +89,6 @@ def autocast_in_backward(run: TrainingRun) -> Finding | None:
     evidence += [f"cast copies are those of step {found[-1].index}"] if held else []
     return Finding(
         code="autocast-in-backward",
-        severity="advice",
         section=Section.CASTS,
         message=f"backward runs inside the autocast region.{cost}",
         bytes=held or None,
@@ -141,7 +140,6 @@ def cache_on_saves(run: TrainingRun) -> Finding | None:
         return None
     return Finding(
         code="cache-on-saves",
-        severity="advice",
         section=Section.CASTS,
         message=f"weights are used more than once before backward and each use keeps its own cast copy: "
         f"autocast's cache would save {format_bytes(size)} at the end of forward.",
@@ -179,7 +177,6 @@ def cache_off_saves(run: TrainingRun) -> Finding | None:
     gone = ledger.bytes * idle
     return Finding(
         code="cache-off-saves",
-        severity="advice",
         section=Section.CASTS,
         message=f"{format_bytes(int(held.sum()))} of cast copies stay alive only because autocast's cache holds them "
         f"until the region ends: without the cache the peak of the cast copies would be about {format_bytes(saved)} "
@@ -316,7 +313,6 @@ def compiled_casts(run: TrainingRun) -> Finding | None:
     off_peak = run.off_peak(per_allocation(run, sizes), but=int(np.sort(recent)[-_AT_ONCE:].sum()))
     return Finding(
         code="compiled-casts",
-        severity="advice",
         section=Section.CASTS,
         message=f"compiled code keeps {kept.copies} 16-bit copies of weights, {format_bytes(kept.bytes)}, from forward "
         "until backward has read them.",
@@ -345,7 +341,6 @@ def expanded_buffer_cast(run: TrainingRun) -> Finding | None:
         return None
     return Finding(
         code="expanded-buffer-cast",
-        severity="advice",
         section=Section.ALLOCATIONS,
         message=f"buffers are cast after they were expanded: the copies take {format_bytes(size)} more than "
         "copies of the buffers themselves would.",

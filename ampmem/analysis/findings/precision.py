@@ -8,6 +8,7 @@ import numpy as np
 
 from ampmem.analysis.estimate import break_even, first_saving
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.events import Column, Fact, Phase
@@ -65,6 +66,8 @@ def fp16_without_scaler(run: TrainingRun) -> Finding | None:
 _SHARE = 0.2
 _LOW_SHARE = 0.01
 """The share of 16-bit parameters from which on an estimate of FP32 says nothing."""
+_PLACES = 3
+"""The number of ops and modules that are named."""
 _CHUNKS = 8
 _FUSED_LOSS_SINCE = (2, 13)
 """The first version of torch with ``F.linear_cross_entropy``."""
@@ -97,12 +100,8 @@ _RECOMPUTE = "torch.utils.checkpoint around the function that calls it recompute
 _KINDS = (
     _Kind(words=("log_softmax", "cross_entropy", "nll_loss"), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
     _Kind(words=("loss",), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
-    # F.scaled_dot_product_attention runs this op if no fused kernel applies.
-    _Kind(
-        words=("_safe_softmax",),
-        text="F.scaled_dot_product_attention runs its math kernel, which keeps the weights in float32, because no "
-        "fused kernel takes its arguments on this device{because}. {helps}; " + _RECOMPUTE,
-    ),
+    # F.scaled_dot_product_attention runs this op if no fused kernel applies: attention.attention_kernel says why.
+    _Kind(words=("_safe_softmax",), text="a fused kernel of F.scaled_dot_product_attention; " + _RECOMPUTE),
     _Kind(
         words=(_SOFTMAX,),
         text="F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v",
@@ -129,10 +128,6 @@ _TOKENS_AND_CLASSES = 2
 """The dimensions of a language model's logits at the loss."""
 _FOUR = ", with q, k and v of four dimensions (batch, heads, length, width): its kernels take no others"
 _OTHER = _Kind(words=(), text="{maker}; where {low} will do, cast it there")
-_GROUPED = " (enable_gqa, here with attn_mask or without a kernel for it)"
-_REPEAT = "k.repeat_interleave(groups, 1), and v likewise, in place of enable_gqa let a fused kernel run"
-_UNMASKED = "Fused kernels take q, k and v of one 16-bit type, and is_causal=True in place of a causal attn_mask"
-_REDUCED = "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) keeps {low} weights"
 _STATISTICS = "batch_norm"
 """An op that keeps in float32, besides its input, only a few numbers per channel."""
 
@@ -160,10 +155,53 @@ def fp32_activations(run: TrainingRun) -> Finding | None:
     return max(found, key=lambda finding: (finding.off_peak or 0, finding.bytes or 0))
 
 
+def autocast_widens(run: TrainingRun) -> Finding | None:
+    """The weights are in 16 bits already, and autocast keeps activations in float32 that would be in 16 bits.
+
+    Without autocast at least half of their bytes are gone, if all weights are in 16 bits: others would make more ops
+    run in float32.
+    """
+    position = run.kept_most
+    if not run.autocast or position is None or not weights_low(run):
+        return None
+    by_op = _float32_by_op(run, run.kept_by_autograd(position))
+    sizes = sum(by_op.values(), np.zeros(len(run.analysis.lifetimes), dtype=np.int64))
+    by_place: dict[str, int] = {}
+    for op, of in by_op.items():
+        for allocation in np.flatnonzero(of).tolist():
+            module = of_all_layers(run.text(run.analysis.lifetimes.module[allocation]))
+            place = f"{plain_op(op)}{' in ' * bool(module)}{module}"
+            by_place[place] = by_place.get(place, 0) + int(of[allocation])
+    size, share = int(sizes.sum()), _low_share(run)
+    if not size:
+        return None
+    places = [
+        f"{format_bytes(each)} for {place}" for place, each in sorted(by_place.items(), key=lambda each: -each[1])
+    ]
+    return Finding(
+        code="autocast-widens",
+        section=Section.ACTIVATIONS,
+        message=f"{100 * share:.0f} % of the weights are in 16 bits already, so autocast halves nothing of what their "
+        f"ops keep; what it runs in float32 keeps {format_bytes(size)}: {', '.join(places[:_PLACES])}.",
+        bytes=size,
+        change="leave autocast out"
+        if share == 1
+        else "ampmem compare measures the run without autocast, where the float32 weights run their ops in float32",
+        evidence=tuple(places),
+        off_peak=run.off_peak(_everywhere(run, by_op) // 2) if share == 1 else None,
+        least=True,
+    )
+
+
 def weights_low(run: TrainingRun) -> bool:
     """Whether part of the model has 16-bit weights already, so that its ops run in low precision without autocast."""
+    return _low_share(run) > _LOW_SHARE
+
+
+def _low_share(run: TrainingRun) -> float:
+    """The share of the parameters' elements that are in 16 bits."""
     low = sum(each.elements for each in run.analysis.parameters if each.dtype in LOW_PRECISION)
-    return low > _LOW_SHARE * sum(each.elements for each in run.analysis.parameters)
+    return low / max(sum(each.elements for each in run.analysis.parameters), 1)
 
 
 def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activations: int) -> Finding:
@@ -174,7 +212,6 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
     listed = f": {', '.join(f'{share} for {op}' for op, share in each[:3])}{' and others' * (len(each) > 3)}"
     return Finding(
         code="fp32-activations",
-        severity="advice",
         section=Section.ACTIVATIONS,
         message=f"{format_bytes(size)} of the {format_bytes(activations)} that autograd keeps at {run.instant} are "
         f"float32 in spite of autocast, kept for {each[0][0]}{listed if len(each) > 1 else ''}.",
@@ -295,10 +332,7 @@ def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]],
     if _SOFTMAX in kind.words:
         text += _ON_CPU * _is_cpu(run) + _FOUR * any(len(shape) != _DIMENSIONS for shape in shapes)
     low = f"torch.{run.recording.precision.dtype}"
-    grouped = _has_groups(run, shapes)
-    helps = [_REPEAT if grouped else _UNMASKED, *([_REDUCED.format(low=low)] if not _is_cpu(run) else ())]
-    words = {"because": _GROUPED * grouped, "helps": "; ".join(helps), "maker": _maker(run, op, sizes)}
-    return text.format(op=op, low=low, place=place, **words)
+    return text.format(op=op, low=low, place=place, maker=_maker(run, op, sizes))
 
 
 def _maker(run: TrainingRun, op: str, sizes: Column) -> str:
@@ -312,16 +346,6 @@ def _maker(run: TrainingRun, op: str, sizes: Column) -> str:
     if not maker:
         return f"find out where the input of {op} becomes float32"
     return f"{maker}{' in ' * bool(module)}{module} makes the input of {op} float32"
-
-
-def _has_groups(run: TrainingRun, weights: list[tuple[int, ...]]) -> bool:
-    """Whether keys of fewer heads than the attention ``weights`` were repeated, as with ``enable_gqa``."""
-    shapes = [shape for text in run.recording.texts if (shape := shape_of(text)) is not None]
-    queries = {shape for shape in shapes if len(shape) == _DIMENSIONS and shape[:3] in {each[:3] for each in weights}}
-    repeated = [shape for shape in shapes if len(shape) == _DIMENSIONS + 1]
-    return any(
-        (each[0], each[1] * each[2], *each[3:]) == query and each[2] > 1 for each in repeated for query in queries
-    )
 
 
 def _fused_loss(run: TrainingRun, shapes: list[tuple[int, ...]]) -> tuple[str, ...]:

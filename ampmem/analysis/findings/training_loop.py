@@ -17,6 +17,7 @@ from ampmem.analysis.timeline.marks import PhaseRows
 from ampmem.events import Action, Column, Fact, OptimizerRecord, Phase
 from ampmem.names import FUNCTIONAL, shape_text
 from ampmem.units import format_bytes
+from ampmem.vocabulary import Communication
 
 _AT_ONCE = {"Adam": 2, "AdamW": 2}
 """Tensors of the parameter's size that an update with ``foreach=False`` has at once: the root of the second moment, and
@@ -66,7 +67,6 @@ def foreach_temporaries(run: TrainingRun) -> Finding | None:
     best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
     return Finding(
         code="foreach-temporaries",
-        severity="advice",
         section=Section.TIMELINE,
         message=f"{format_bytes(temporaries)} at {run.instant} are temporaries of {optimizer.class_name}'s foreach "
         "update.",
@@ -196,7 +196,6 @@ def _gradients_finding(run: TrainingRun, gradients: _Gradients, mine: Column, ho
     size = int(run.analysis.lifetimes.bytes[mine].sum())
     return Finding(
         code="gradients-through-forward",
-        severity="advice",
         section=Section.TIMELINE,
         message=f"{format_bytes(size)} of gradients {how}",
         bytes=size,
@@ -359,7 +358,6 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
     gone = unneeded & dropped if shown else unneeded
     return Finding(
         code="outputs-kept",
-        severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although backward does not "
         f"need them: they are held by {_listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
@@ -550,13 +548,11 @@ def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
     row = rows[np.argmin(lifetimes.born_ns[facts.allocation[rows]])]
     variable = _variable(run.text(facts.name[row]), run.text(facts.module[row]), size, number=False)
     # Without a graph a result is freed once the next one is made; a cast copy, when its autocast region is left.
-    phases = run.recording.phases.time_ns
-    over = np.append(phases, FOREVER)[np.searchsorted(phases, lifetimes.born_ns, side="right")]
+    over = _phase_ends(run)
     chain = np.flatnonzero(graph & ~casts)
     over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
     return Finding(
         code="outputs-kept",
-        severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although no backward ran through "
         f"them: the graph of {variable.in_words(short=True)} holds them.",
@@ -565,6 +561,68 @@ def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
         evidence=(f"held by the graph of {variable.in_words()}", *run.largest(graph)),
         off_peak=run.off_peak(lifetimes.bytes * graph, run.analysis.timeline.positions(over), place=len(run.steps) - 1),
     )
+
+
+def reduce_buckets(run: TrainingRun) -> Finding | None:
+    """The buckets of DistributedDataParallel are alive beside the gradients, which could be views of them.
+
+    Then the buckets, which stay, are the gradients' memory. That is known if they have room for all gradients.
+    """
+    buckets, gradients = _for(run, Communication.REDUCE_BUCKETS), run.analysis.classes.of(Category.GRADIENTS)
+    sizes = np.where(gradients, run.analysis.lifetimes.bytes, 0)
+    most = run.bytes_of(gradients & run.analysis.lifetimes.alive_at(run.most_alive(sizes)))
+    size = run.bytes_of(buckets & run.analysis.lifetimes.alive_at(run.peak))
+    if not size:
+        return None
+    # New gradients, as those of a layer's weight and bias, are copied into a bucket and freed before backward makes the
+    # next but one, or ends.
+    since, born = run.analysis.timeline.positions(_phase_ends(run)), run.analysis.lifetimes.born[gradients]
+    since[gradients] = np.minimum(since[gradients], np.append(born, [since.max(initial=0)] * 2)[2:] + 1)
+    return Finding(
+        code="reduce-buckets",
+        section=Section.PEAK,
+        message=f"{format_bytes(size)} at {run.instant} are the buckets in which DistributedDataParallel reduces the "
+        "gradients, beside the gradients themselves.",
+        bytes=size,
+        change="DistributedDataParallel(..., gradient_as_bucket_view=True): the gradients are views of the buckets",
+        evidence=run.largest(buckets & run.analysis.lifetimes.alive_at(run.peak)),
+        off_peak=run.off_peak(sizes, since) if most <= size else None,
+        least=True,
+    )
+
+
+def unreduced_gradients(run: TrainingRun) -> Finding | None:
+    """Whole gradients of sharded parameters outlive the backward that made them, since it does not reduce them."""
+    lifetimes = run.analysis.lifetimes
+    kept = _for(run, Communication.UNSHARDED_GRADIENTS) & lifetimes.alive_at(run.peak)
+    kept &= lifetimes.died_ns > _phase_ends(run)
+    size = run.bytes_of(kept)
+    if not size:
+        return None
+    return Finding(
+        code="unreduced-gradients",
+        severity="info",
+        section=Section.PEAK,
+        message=f"{format_bytes(size)} at {run.instant} are whole gradients of sharded parameters, which a backward "
+        "under set_requires_gradient_sync(False), or no_sync(), leaves unreduced: each rank has them in full.",
+        bytes=size,
+        change="leave out set_requires_gradient_sync(False): then each micro-batch reduces its gradients, which takes "
+        "communication, and each rank keeps its share of them",
+        evidence=run.largest(kept),
+    )
+
+
+def _phase_ends(run: TrainingRun) -> Column:
+    """For each allocation the end of the phase in which it was made, in ns; ``FOREVER`` for the last phase."""
+    phases = run.recording.phases.time_ns
+    ends: Column = np.append(phases, FOREVER)[np.searchsorted(phases, run.analysis.lifetimes.born_ns, side="right")]
+    return ends
+
+
+def _for(run: TrainingRun, purpose: Communication) -> Mask:
+    """The allocations for this purpose of communication."""
+    named = np.array([text == purpose for text in run.recording.texts], dtype=np.bool_)
+    return run.analysis.classes.of(Category.COMMUNICATION) & named[run.analysis.classes.name]
 
 
 def state_not_there_yet(run: TrainingRun) -> Finding | None:

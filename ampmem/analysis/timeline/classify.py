@@ -14,7 +14,7 @@ from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
 from ampmem.analysis.timeline.marks import failure_ns, trains
-from ampmem.events import OTHER_THREADS, Action, Column, Fact, ParameterRecord, Phase, Recording, StepRecord
+from ampmem.events import OTHER_THREADS, PLACED, Action, Column, Fact, ParameterRecord, Phase, Recording, StepRecord
 from ampmem.vocabulary import SourceKind
 
 
@@ -388,7 +388,8 @@ def classify(view: View, facts: JoinedFacts) -> Classes:
             first = _first_of(fact, facts, count)
             named = mine & (first != ALIVE)
             name[named] = facts.name[first[named]]
-            module[named] = facts.module[first[named]]
+            if fact not in PLACED:
+                module[named] = facts.module[first[named]]
     return Classes(category=category, name=name, module=module)
 
 

@@ -11,7 +11,7 @@ import operator
 import sys
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from inspect import CO_OPTIMIZED
@@ -31,6 +31,7 @@ from ampmem.own_code import OWN_FOLDERS, RECORDING_CODE, RUNNER, is_only_thread,
 from ampmem.recorder.facts.addresses import PLAIN, AliveBlocks, parts_of
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_nn_parameter, is_tensor, states_of
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.models.anatomy import named_parameters
 from ampmem.recorder.models.live import collection_paused, is_of_device, live_modules, live_tensors
 from ampmem.recorder.models.models import ROOT, Models
 from ampmem.recorder.torch_private.general import BUFFERS, CHILDREN, PARAMETERS
@@ -59,11 +60,17 @@ _SHARE = 100
 """At a recording's end, holders are looked for only if over 1 / ``_SHARE`` of the memory is unknown."""
 
 
+_Variable: TypeAlias = tuple[str, int]
+"""A name, and the text id of the place that assigned the variable with which it begins; 0 if unknown."""
+
+
 class HolderLog:
     """Logs who holds what a step of inference leaves behind, and what is still unknown when a recording ends."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, variables: Variables) -> None:
         self._log = log
+        self._variables = variables
+        self._by_id: dict[int, _Variable] = {}
         self._states_of = log.misses.guarded(states_of)
         self._note_module = log.misses.guarded(self._note_attributes)
 
@@ -74,22 +81,33 @@ class HolderLog:
 
     def note(self) -> None:
         """Log each large storage that an object holds now, and its place in the object."""
+        self._by_id = self._variables.by_id()
         with collection_paused():
             mine = (tensor for tensor in live_tensors() if not is_nn_parameter(tensor))
             self._note_holders(_largest(self._by_address(mine)))
 
     def note_rest(
-        self, models: Models, states: Iterable[Any], blocks: AliveBlocks | None, inputs: Set[int] = frozenset()
+        self,
+        models: Models,
+        states: Iterable[Any],
+        blocks: AliveBlocks | None,
+        inputs: Set[int] = frozenset(),
+        untrained: list[nn.Module] | None = None,
+        failure: BaseException | None = None,
     ) -> None:
         """Log parameters of modules that did not run, and the holders of unknown memory, if there is much.
 
         ``states`` is the optimizers' state of each parameter, as far as it was logged. ``blocks`` are the live blocks,
         if the source knows them; without tensors in unknown blocks there is no search. ``inputs`` are the addresses of
-        inputs that are alive: facts say what they are, so nobody is looked for because of them.
+        inputs that are alive: facts say what they are, so nobody is looked for because of them. ``untrained`` are the
+        models that no optimizer trains: their holders are logged, too. After a ``failure`` the variables are those of
+        the frames that it left.
         """
+        self._by_id = self._variables.by_id(_innermost(failure))
         known = self._known(models, states)
         for module in models.modules():
             self._note_module(module, models.known_path_id(module), known)
+        self._note_models(untrained or [])
         if blocks is not None and not _much(blocks, blocks.unseen.keys() - known - inputs):
             return
         with collection_paused():
@@ -109,6 +127,13 @@ class HolderLog:
                             Fact.ATTRIBUTE, self._log.storage_address(tensor), full, path, tensor=_plain(tensor)
                         )
 
+    def _note_models(self, modules: list[nn.Module]) -> None:
+        """Log the holder of each of ``modules`` as that of its parameters; no other list may hold the modules."""
+        with collection_paused():
+            for module, (name, place) in zip(modules, holders_of(modules, self._by_id), strict=True):
+                for _, parameter in named_parameters(module) if name else ():
+                    self._log.about(Fact.HELD, parameter, self._log.texts.id(name), place)
+
     def _note_kept(self, optimizer: Any, known: set[int]) -> None:
         """Log the tensors in attributes of ``optimizer``, which is not one of torch.optim's own.
 
@@ -127,11 +152,11 @@ class HolderLog:
         Nothing else of ampmem may hold ``tensors`` meanwhile: it would be found.
         """
         optimizers: dict[int, Any] = {}
-        for tensor, name in zip(tensors, names_of_holders(tensors, optimizers), strict=True):
+        found = holders_of(tensors, self._by_id, optimizers)
+        for tensor, (name, place) in zip(tensors, found, strict=True):
             if name:
-                self._log.fact(
-                    Fact.HELD, self._log.storage_address(tensor), self._log.texts.id(name), tensor=_plain(tensor)
-                )
+                address = self._log.storage_address(tensor)
+                self._log.fact(Fact.HELD, address, self._log.texts.id(name), place, tensor=_plain(tensor))
         return list(optimizers.values())
 
     def _unknown(self, models: Models, known: set[int], blocks: AliveBlocks | None) -> list[Tensor]:
@@ -152,11 +177,16 @@ class HolderLog:
 
     def _note_idle(self, models: Models, known: set[int]) -> None:
         """Log the parameters of modules that did not run."""
-        for name, parameter in models.idle(live_modules()):
+        modules: dict[int, nn.Module] = {}
+        for name, parameter, module in models.idle(live_modules()):
             address = self._log.storage_address(parameter)
             if address not in known:
                 known.add(address)
                 self._log.fact(Fact.PARAMETER_COPY, address, self._log.texts.id(name), tensor=_plain(parameter))
+                modules[id(module)] = module
+        found = list(modules.values())
+        modules.clear()
+        self._note_models(found)
 
     def _by_address(self, tensors: Iterable[Tensor]) -> dict[int, tuple[int, Tensor]]:
         """The storages of ``tensors`` by address: their bytes, and one tensor of each."""
@@ -180,6 +210,14 @@ class HolderLog:
         buffers = [buffer for _, buffer in models.buffers()]
         tensors = [*parameters, *gradients, *buffers, *(tensor for state in states for tensor in _tensors(state))]
         return {self._log.storage_address(part) for tensor in tensors for part in parts_of(tensor)}
+
+
+def _innermost(failure: BaseException | None) -> FrameType | None:
+    """The innermost frame of the traceback of ``failure``."""
+    trace = None if failure is None else failure.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else trace.tb_frame
 
 
 def _much(blocks: AliveBlocks, addresses: Iterable[int]) -> bool:
@@ -242,38 +280,47 @@ def _is_optimizer(owner: Any) -> bool:
     return called or all(any(key in kind.__dict__ for kind in kinds) for key in ("step", "zero_grad"))
 
 
-def names_of_holders(tensors: list[Tensor], optimizers: dict[int, Any] | None = None) -> list[str]:
-    """The name of each tensor's holder, such as ``DynamicCache.layers[0].keys``; empty if there is none.
+def names_of_holders(tensors: list[Tensor]) -> list[str]:
+    """The name of each tensor's holder, as in :func:`holders_of`, without the script's variables."""
+    return [name for name, _ in holders_of(tensors, {})]
 
-    Optimizers among the objects in the names are put into ``optimizers``, by ``id``. A local variable of a function
-    does not count as a holder: the garbage collector does not see those.
+
+def holders_of(
+    items: Sequence[Tensor | nn.Module], variables: Mapping[int, _Variable], optimizers: dict[int, Any] | None = None
+) -> list[_Variable]:
+    """The name of each item's holder, such as ``ema.shadow[0]`` or ``DynamicCache.layers[0].keys``, and its place.
+
+    The name is empty if there is no holder. It begins with one of ``variables``, which are by the ``id`` of their
+    values, or else with a module's variable or a class. Optimizers among the objects in the names are put into
+    ``optimizers``, by ``id``.
     """
-    if not tensors:
+    if not items:
         return []  # save the walk through all objects, once per level
     up: dict[int, tuple[Any, str]] = {}
-    level: list[Any] = list(tensors)
-    own: list[Any] = [tensors, up]
-    for _ in range(_LEVELS):
+    level: list[Any] = [item for item in items if id(item) not in variables]
+    own: list[Any] = [items, up]
+    for _ in range(_LEVELS if level else 0):
         # One walk through all objects for a whole level, as it takes the same time for many as for one.
         owners = [owner for owner in gc.get_referrers(*level) if not _is_own(owner, level, own)]
         wanted = {id(item) for item in level}
         found: list[Any] = []
         own += [level, owners, found]
-        for owner in sorted(owners, key=_rank):
+        for owner in sorted(owners, key=lambda owner: (id(owner) not in variables, *_rank(owner))):
             held = {
                 id(item): (owner, part) for item, part in _parts(owner) if id(item) in wanted and id(item) not in up
             }
             up |= held
-            if held and id(owner) not in up and not issubclass(type(owner), (nn.Module, ModuleType)):
+            known = id(owner) in up or id(owner) in variables
+            if held and not known and not issubclass(type(owner), (nn.Module, ModuleType)):
                 found.append(owner)
         own += up.values()
         level = found
         if not level:
             break
     names = []
-    for tensor in tensors:
-        name, objects = _name(tensor, up)
-        names.append(name)
+    for each in items:
+        named, objects = _name(each, up, variables)
+        names.append(named)
         if optimizers is not None:
             optimizers |= {id(each): each for each in objects if _is_optimizer(each)}
     return names
@@ -317,27 +364,31 @@ def _key(key: Any) -> str:
     return repr(key) if type(key) in _KEYS else type(key).__name__
 
 
-def _name(item: Any, up: dict[int, tuple[Any, str]]) -> tuple[str, list[Any]]:
-    """The name of a holder's path: from the outermost object of a class, else from a module variable or a container.
+def _name(item: Any, up: dict[int, tuple[Any, str]], variables: Mapping[int, _Variable]) -> tuple[_Variable, list[Any]]:
+    """The name of a holder's path: from a variable of the script, or else from the outermost object of a class, a
+    module's variable or a container.
 
     Returns the objects in the name, too.
     """
     path, name = "", ""
     objects: list[Any] = []
     seen: set[int] = set()
-    while id(item) in up and id(item) not in seen and len(objects) < _OBJECTS:
+    while id(item) in up and id(item) not in seen and id(item) not in variables and len(objects) < _OBJECTS:
         seen.add(id(item))
         item, part = up[id(item)]
         path = _as_attribute(path) if part == "" else part + path
         if issubclass(type(item), ModuleType):
-            return (name if objects else path.lstrip(".")), objects
+            return ((name if objects else path.lstrip(".")), 0), objects
         if issubclass(type(item), (dict, *_CONTAINERS)):
             name = name if objects else type(item).__name__ + path
         else:
             name = type(item).__name__ + path
             objects.append(item)
+    if id(item) in variables:
+        variable, place = variables[id(item)]
+        return (variable + path, place), objects
     # A tuple without a holder is the arguments of a running call, such as a hook's.
-    return ("" if type(item) is tuple and path.count("[") == 1 else name), objects
+    return ("" if type(item) is tuple and path.count("[") == 1 else name, 0), objects
 
 
 def _as_attribute(path: str) -> str:
@@ -392,6 +443,17 @@ class Variables:
             for name, root, tensor, frame in islice(self._found(sys._getframe(1)), _TENSORS):
                 place = self._place_id(root, frame)
                 self._log.about(Fact.VARIABLE, tensor, self._log.texts.id(name), place, at=now)
+
+    def by_id(self, start: FrameType | None = None) -> dict[int, _Variable]:
+        """The variables of the script's frames, the running ones or from ``start`` on, and modules, by their values'
+        ``id``.
+        """
+        found: dict[int, _Variable] = {}
+        for frame, space in self._spaces(start or sys._getframe(1)):
+            for name, value in space.items():
+                if type(value) not in _NO_HOLDERS and id(value) not in found:
+                    found[id(value)] = name, self._place_id(name, frame)
+        return found
 
     def values(self) -> list[Any]:
         """The values of all variables of the script's running frames and modules."""

@@ -379,8 +379,12 @@ class Models:
         entry = self._path_ids.get(id(module))
         return entry[1] if entry is not None and entry[0]() is module else 0
 
-    def idle(self, modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of those ``modules`` that are not part of a model, each with a name.
+    def roots(self) -> Iterator[nn.Module]:
+        """The live root modules."""
+        return (module for reference, _ in self._roots if (module := reference()) is not None)
+
+    def idle(self, modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter, nn.Module]]:
+        """The parameters of those ``modules`` that are not part of a model, each with a name and its outermost module.
 
         A module whose parameters have the shapes of a model's, in the same order, is called a copy of that model.
         """
@@ -401,7 +405,7 @@ class Models:
                     break
             else:
                 names = [f"{type(module).__name__}.{name}" for name in names]
-            yield from zip(names, (parameter for _, parameter in parameters), strict=True)
+            yield from ((name, each, module) for name, (_, each) in zip(names, parameters, strict=True))
 
     def refresh(self) -> None:
         """Name everything below the roots again."""
@@ -485,7 +489,7 @@ class Models:
         return stranger is not None and stranger() is module
 
     def _live_roots_with_parameters(self) -> Iterator[bool]:
-        return (has_parameters(module) for root, _ in self._roots if (module := root()) is not None)
+        return map(has_parameters, self.roots())
 
     def _add_roots(self, modules: Iterable[nn.Module], *, alone: bool) -> None:
         taken = {prefix for _, prefix in self._roots}

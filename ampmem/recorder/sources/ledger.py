@@ -213,9 +213,13 @@ class Ledger:
         self._pending = [(now, address, size) for address, size in blocks.items()]
 
     def blocks(self) -> AliveBlocks:
-        """The live blocks."""
+        """The live blocks; those that torch's total does not count, as the baseline, are unseen."""
         alive = self._blocks | self._foreign
-        unseen = {address: size for address, size in alive.items() if not self._storages.alive(address)}
+        unseen = {
+            address: size
+            for address, size in alive.items()
+            if address in self._foreign or not self._storages.alive(address)
+        }
         return AliveBlocks(unseen, sum(alive.values()), frozenset(alive.keys() - unseen.keys()))
 
     def settle(self, events: Profiled, ops: dict[str, int]) -> RawEvents:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampmem.analysis.answer import Answer, Change, Composition, Effect, PeakOf, Verdict
+from ampmem.analysis.largest import Held
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.out_of_memory import FailedRequest
-from ampmem.analysis.summary import PLACES, Peak, PeakPlace, WholePeak
+from ampmem.analysis.summary import PLACES, Peak, PeakPlace, Step, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.reporters.text.layout import Layout
-from ampmem.reporters.text.plain_text import signed, times, wrapped
+from ampmem.reporters.text.plain_text import shorten, signed, times, wrapped
 from ampmem.units import format_bytes, format_close, format_count, format_peak, peaks_apart, peaks_close
 
 
@@ -114,6 +115,12 @@ _PARTS = 5
 """The number of a peak's categories that are named."""
 _PART = 0.05
 """The smallest share of the peak of a category that is named."""
+_HELD_SHARE = 0.01
+"""The smallest share of the peak of a holder that is named."""
+_HOLDERS = 4
+"""The number of holders that are named."""
+_HOLDER = 40
+"""The longest name of a holder."""
 _LEAST_HALF = 0.45
 """A ratio below this one reads as "more than halved"."""
 _LABELS = 4
@@ -125,6 +132,17 @@ _WORDS = {
     Category.UNTRAINED: "untrained models",
 }
 _SINGULAR = (Category.OPTIMIZER_STATE, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER)
+_SINCE = {
+    Category.OPTIMIZER_STATE: ", which the first update made",
+    Category.WORKSPACE: ", which libraries keep from the step before",
+    Category.GRADIENTS: ", which the step before left",
+}
+"""The reason for which a category is larger in the second step."""
+_OF = {
+    Category.OTHER: "other memory",
+    Category.PARAMETERS: "memory around it that no parameter uses, as it is a view of a larger buffer",
+}
+"""What a holder holds of a category, if not that by its name."""
 _UPDATE = "optimizer"
 _DATA = "data"
 _PHASES = {_UPDATE: "in the optimizer's update", "between": "between the phases", _DATA: "while loading data"}
@@ -260,7 +278,8 @@ def _changed(answer: Answer, change: Change) -> str:
 def _activations(answer: Answer, change: Change, size: str) -> str:
     ratio = change.after / change.before
     if ratio > 1:
-        return f"activations add {size}"
+        stay, _ = _in_float32(answer)
+        return f"activations add {size}{', and ' * bool(stay)}{stay}"
     if not change.after:
         return f"activations fall by {size}, to none"
     if ratio <= _HALF:
@@ -369,7 +388,11 @@ def _of_one(found: Composition | None) -> Wording:
         headline = f"{until} is {size}{_requested_part(found.peak)}, {when(found.peak, found.step)}"
     why = made_of(found.parts, found.peak.bytes)
     more = () if found.short is None else shortage(found.short)
-    return Wording(headline=headline, why=why, more=(*more, *_outside(found), *_help(found)))
+    return Wording(
+        headline=headline,
+        why=why,
+        more=(*more, *_second_step(found), *_outside(found), *_held_by(found.holders, found.peak.bytes), *_help(found)),
+    )
 
 
 def _requested_part(peak: PeakOf) -> str:
@@ -394,6 +417,37 @@ def _outside(found: Composition) -> Iterator[str]:
             f"The peak of the whole run is {format_peak(found.whole.bytes)}, {place_of(found.whole)}; the tables and "
             "the findings cover the recorded steps (--steps records more)."
         )
+
+
+def _second_step(found: Composition) -> list[str]:
+    """What the second step has at its peak that the first one did not have; at the end of forward if phases differ."""
+    if found.second is None:
+        return []
+    (first, second), least = found.second, _SHARE_OF_DIFFERENCE * _more(found.second)
+    before, after, where = first.peak.categories, second.peak.categories, ""
+    if first.peak.phase != second.peak.phase and first.marks.after_forward and second.marks.after_forward:
+        before, after, where = first.marks.after_forward, second.marks.after_forward, "at the end of forward "
+    more = {each: after[each] - before[each] for each in CATEGORIES if after[each] - before[each] >= least}
+    words = [
+        f"{name(each)} {'adds' if each in _SINGULAR else 'add'} {format_bytes(more[each])}{_SINCE.get(each, '')}"
+        for each in sorted(more, key=lambda each: -more[each])[:_NAMED]
+    ]
+    what = f"Step {second.index} needs {format_bytes(_more(found.second))} more than step {first.index}"
+    return [f"{what}: {where}{'; '.join(words)}." if words else f"{what}."]
+
+
+def _more(steps: tuple[Step, Step]) -> int:
+    return steps[1].peak.said - steps[0].peak.said
+
+
+def _held_by(holders: Sequence[Held], whole: int) -> list[str]:
+    """Who holds what of a total of ``whole`` bytes, of memory that is not the training's own."""
+    return [
+        f"{shorten(each.holder, _HOLDER)}{' of ' * bool(each.place)}{each.place} holds {format_bytes(each.bytes)} of "
+        f"{_OF.get(each.category) or name(each.category)}."
+        for each in holders
+        if each.holder and each.bytes >= _HELD_SHARE * whole
+    ][:_HOLDERS]
 
 
 def made_of(live: Breakdown, whole: int) -> str:

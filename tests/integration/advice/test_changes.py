@@ -31,6 +31,17 @@ def autocast(**options: bool) -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16, **options)
 
 
+def low_weights_under_autocast(changed: bool) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1000)).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with nullcontext() if changed else autocast():
+            loss = F.cross_entropy(model(torch.randn(256, 64, dtype=torch.bfloat16)), torch.zeros(256).long())
+        loss.backward()
+        optimizer.step()
+
+
 def foreach(changed: bool) -> None:
     """The largest parameter is most of the model: ``foreach=False`` would take more, ``fused`` takes nothing."""
     model = nn.Sequential(nn.Embedding(2000, 64), nn.Flatten(), nn.Linear(64, 64))
@@ -423,6 +434,7 @@ class Case(NamedTuple):
 
 
 CASES = (
+    Case(low_weights_under_autocast, "autocast-widens", exact=False),
     Case(foreach, "foreach-temporaries"),
     Case(foreach_of_a_loaded_state, "foreach-temporaries"),
     Case(logits, "outputs-kept"),

@@ -9,6 +9,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from support.commands import ampmem
 
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.findings import findings
 from ampmem.events import Recording
 from ampmem.recording import read
 
@@ -103,6 +105,22 @@ def test_a_forced_change_allocates_what_the_written_one_does(case: str, rank: in
     assert events(forced) == events(recorded("", written, rank)) != events(plain)
     assert any(note.startswith("forced: ") for note in forced.remarks)
     assert not any(note.startswith("forced: ") for note in plain.remarks)
+
+
+def test_gradients_that_are_views_of_the_buckets_save_what_is_computed() -> None:
+    plain, views = (analyse(recorded("", DDP.format(how))) for how in ("", VIEWS))
+    (said,) = (each for each in findings(plain) if each.code == "reduce-buckets")
+    assert int(plain.timeline.total.max()) - int(views.timeline.total.max()) == said.off_peak
+    assert said.bytes == 3 * 4 * (100 * 400 + 400 + 400 * 100 + 100)
+    assert said.proof.endswith("--allow bucket-view train.py")
+    assert not [each for each in findings(views) if each.code == "reduce-buckets"]
+
+
+def test_gradients_that_no_backward_reduces_are_whole() -> None:
+    plain, whole = (FSDP2.format("") + more for more in ("", "\nmodel.set_requires_gradient_sync(False)"))
+    (said,) = (each for each in findings(analyse(recorded("", whole))) if each.code == "unreduced-gradients")
+    assert said.bytes == 3 * 4 * (100 * 400 + 400 + 400 * 100 + 100)
+    assert not [each for each in findings(analyse(recorded("", plain))) if each.code == "unreduced-gradients"]
 
 
 REFUSED = {

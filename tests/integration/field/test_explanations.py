@@ -109,10 +109,11 @@ def test_no_batch_size_is_named_where_no_dimension_is_known_to_be_the_batch(tmp_
     assert not any(step["batch_loaded"] for step in ran.summary["steps"])
 
 
-def test_no_finding_speaks_of_buckets(tmp_path: Path) -> None:
+def test_one_finding_alone_speaks_of_buckets(tmp_path: Path) -> None:
     ran = record(tmp_path, "ddp_buckets")
     findings = told(ran)
     said = " ".join(str(finding) for finding in findings.values())
     assert "output of empty" not in said
     buckets = ran.counted["parameters"]
+    assert findings.pop("reduce-buckets")["bytes"] == buckets
     assert all(finding["bytes"] is None or finding["bytes"] < buckets for finding in findings.values())

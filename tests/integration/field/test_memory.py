@@ -94,7 +94,7 @@ def test_averages_of_the_weights_have_names(tmp_path: Path) -> None:
     assert conserved(ran)
     assert {category: ran.last["after_optimizer"][category] for category in ran.counted} == ran.counted
     large = {(entry["category"], entry["name"]) for entry in ran.summary["top"]}
-    assert {("untrained", "copy of 0.weight"), ("other", "Average.shadow[0]")} <= large
+    assert {("untrained", "copy of 0.weight"), ("other", "average.shadow[0]")} <= large
     assert all(part["holds"] for part in ran.summary["static_model"])
     assert ran.summary["static_model"][0]["terms"] == []
     assert ran.summary["parameters"]["untrained_bytes"] == ran.counted["untrained"]

@@ -11,6 +11,7 @@ from support.build import AMP, RUN, Story, small_run
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.trace import CallTrace
 from ampmem.analysis.analyse import analyse
+from ampmem.analysis.answer import verdict_of_one
 from ampmem.analysis.estimate import break_even, first_saving
 from ampmem.analysis.findings import CHECKS, OF_INFERENCE, findings, whole_run
 from ampmem.analysis.findings.base import Finding, TrainingRun, own_frame
@@ -19,6 +20,7 @@ from ampmem.analysis.summary import summarize
 from ampmem.events import OTHER_THREADS, Action, Fact, Phase, PrecisionRecord, Recording
 from ampmem.names import MAPPED, shape_text
 from ampmem.reporters.base import Detail, Report
+from ampmem.reporters.text.answer import wording
 from ampmem.reporters.text.run import change_of
 from ampmem.reporters.text.table import render_reports
 from ampmem.vocabulary import SourceKind
@@ -331,7 +333,7 @@ def with_a_number() -> set[str]:
         for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(check) or check))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
                 given = {word.arg: ast.unparse(word.value) for word in node.keywords}
-                if "advice" in given["severity"] or {"off_peak", "off_reserved"} & given.keys():
+                if "advice" in given.get("severity", "advice") or {"off_peak", "off_reserved"} & given.keys():
                     found.add(ast.literal_eval(given["code"]))
     return found
 
@@ -928,3 +930,67 @@ def test_reserved_memory_that_does_not_serve(
     if found is not None:
         assert found.off_peak is None
         assert change_of(found).startswith("to take 100.0 MiB off reserved memory: " if off_reserved else "hint: ")
+
+
+EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "mask", "why"),
+    [
+        ("float32", 32, None, "q, k and v are float32"),
+        ("bfloat16", 512, None, "the head size is 512"),
+        ("bfloat16", 32, (2, 1, 16, 20), "it was given an attn_mask"),
+        ("bfloat16", 32, None, "do not take its arguments on this device"),
+    ],
+)
+def test_why_another_attention_kernel_did_not_run(
+    dtype: str, width: int, mask: tuple[int, ...] | None, why: str
+) -> None:
+    story = Story(weight=10)
+    story.begin(0, Phase.FORWARD)
+    story.tensor(
+        Fact.OUTPUT, 0x2000, 9000, EFFICIENT, module="block.3", dtype=dtype, shape=shape_text((2, 4, 16, width))
+    )
+    for shape in filter(None, ((2, 4, 16, width), mask)):
+        story.fact(Fact.SAVED, 0x2000, EFFICIENT, dtype=dtype, shape=shape_text(shape))
+    story.enter(Phase.BACKWARD)
+    story.free(0x2000)
+    story.end(Phase.OPTIMIZER)
+    found = told(story.recording(run=replace(RUN, device_type="cuda")))["attention-kernel"]
+    assert found.message.startswith("F.scaled_dot_product_attention in block.* ran its memory-efficient kernel")
+    assert why in found.message
+    assert (found.severity, found.bytes, found.off_peak) == ("info", 9000, None)
+
+
+def test_masks_of_one_size_in_one_step_are_one_too_many_each() -> None:
+    story = Story(weight=10)
+    result, mask = (shape_text(shape) for shape in ((2, 4, 16, 32), (2, 1, 16, 20)))
+    for step in range(2):
+        story.begin(step, Phase.FORWARD)
+        for layer in (1, 2, 3):
+            story.tensor(Fact.OUTPUT, layer << 16, 1280, "aten::where", dtype="bfloat16", shape=mask)
+            story.fact(Fact.SAVED, layer << 16, EFFICIENT, dtype="bfloat16", shape=shape_text((2, 4, 16, 20)))
+            story.tensor(Fact.OUTPUT, layer << 24, 8192, EFFICIENT, dtype="bfloat16", shape=result)
+            story.fact(Fact.SAVED, layer << 24, EFFICIENT, dtype="bfloat16", shape=result)
+        story.enter(Phase.BACKWARD)
+        story.free(*(layer << shift for layer in (3, 2, 1) for shift in (24, 16)))
+        story.end(Phase.OPTIMIZER)
+    found = told(story.recording(run=replace(RUN, device_type="cuda")))["attention-masks"]
+    assert (found.severity, found.bytes, found.off_peak) == ("advice", 2 * 1280, 2 * 1280)
+    assert found.message.startswith("3 calls of")
+
+
+def test_what_the_second_step_needs_more_is_what_the_first_update_made() -> None:
+    story = Story(weight=1000)
+    for step in range(2):
+        story.begin(step, Phase.FORWARD)
+        story.tensor(Fact.SAVED, 0x2000, 9000, "aten::mm")
+        story.enter(Phase.BACKWARD)
+        story.free(0x2000)
+        story.enter(Phase.OPTIMIZER)
+        if not step:
+            story.tensor(Fact.OPTIMIZER_STATE, 0x3000, 8000, "exp_avg of weight")
+        story.end()
+    (said,) = (each for each in wording(verdict_of_one(summarize(story.recording()))).more if each.startswith("Step "))
+    assert said == "Step 1 needs 7.8 KiB more than step 0: optimizer state adds 7.8 KiB, which the first update made."

@@ -133,9 +133,10 @@ def test_who_holds_what_nothing_else_is_known_of() -> None:
     story.end()
     recording = story.recording(run=replace(RUN, step_on="forward"))
     assert as_json(recording)["held"] == [
-        {"holder": "Cache", "bytes": 70, "tensors": 2},
-        {"holder": None, "bytes": 50, "tensors": 1},
+        {"holder": "Cache", "bytes": 70, "tensors": 2, "category": "other", "place": ""},
+        {"holder": None, "bytes": 50, "tensors": 1, "category": "other", "place": ""},
     ]
+    assert [each["holder"] for each in as_json(recording)["holders"]] == ["Cache.layers", None]
     text = render(summarize(recording), [], details=frozenset({Detail.MARKS}))
     assert (
         "other at the end of step 0: 70 B held by Cache (2 tensors), 50 B whose holder is not known (1 tensor)"

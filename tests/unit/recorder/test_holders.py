@@ -12,7 +12,7 @@ from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models import holders
-from ampmem.recorder.models.holders import HolderLog, names_of_holders
+from ampmem.recorder.models.holders import HolderLog, Variables, names_of_holders
 from ampmem.recorder.models.models import Models
 
 
@@ -94,7 +94,7 @@ def test_modules_that_did_not_run_are_looked_for_where_parameters_are_unknown() 
     models.add(model)
     log.take_facts()
     idle = copy.deepcopy(model)
-    HolderLog(log).note_rest(models, [], None)
+    HolderLog(log, Variables(log)).note_rest(models, [], None)
     facts = log.take_facts()
     copies = [row for row, fact in enumerate(facts.fact) if fact == Fact.PARAMETER_COPY]
     found = {texts.value(facts.name[row]) for row in copies if facts.address[row] == idle.weight.data_ptr()}
@@ -108,13 +108,13 @@ def test_buffers_of_a_model_are_known_so_nobody_is_looked_for(monkeypatch: pytes
     models.add(model)
     sizes = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
     monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("that walks through all objects"))
-    HolderLog(log).note_rest(models, [], AliveBlocks(sizes, sum(sizes.values())))
+    HolderLog(log, Variables(log)).note_rest(models, [], AliveBlocks(sizes, sum(sizes.values())))
 
 
 def test_because_of_inputs_nobody_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(RealAddresses())
     monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("that walks through all objects"))
-    HolderLog(log).note_rest(Models(log), [], AliveBlocks({64: 8 << 20}, 9 << 20), inputs={64})
+    HolderLog(log, Variables(log)).note_rest(Models(log), [], AliveBlocks({64: 8 << 20}, 9 << 20), inputs={64})
 
 
 class DifferentiableOptimizer:
@@ -129,7 +129,7 @@ class DifferentiableOptimizer:
 def test_what_another_optimizer_updates_is_not_its_state() -> None:
     optimizer = DifferentiableOptimizer(torch.ones(1000, requires_grad=True) * 3)
     log = Log(RealAddresses())
-    HolderLog(log).note_rest(Models(log), [], None)
+    HolderLog(log, Variables(log)).note_rest(Models(log), [], None)
     facts = log.take_facts()
     state = {facts.address[row] for row, fact in enumerate(facts.fact) if fact == Fact.OPTIMIZER_STATE}
     assert optimizer.state["average"].data_ptr() in state
@@ -158,7 +158,7 @@ def test_tensors_in_attributes_of_a_module_are_found(place: Callable[[torch.Tens
     models = Models(log)
     model = Masked(place)
     models.add(model)
-    HolderLog(log).note_rest(models, [], AliveBlocks({}, 1))
+    HolderLog(log, Variables(log)).note_rest(models, [], AliveBlocks({}, 1))
     facts = log.take_facts()
     assert [log.texts.value(each) for each in facts.name] == ([] if name is None else [name])
 
@@ -168,7 +168,7 @@ def test_unknown_blocks_without_tensors_have_no_holders_and_no_idle_modules(monk
     idle, workspace = nn.Linear(2, 2), {64: 8 << 20}
     monkeypatch.setattr(holders, "live_modules", lambda: pytest.fail("that walks through all objects"))
     monkeypatch.setattr(gc, "get_referrers", only_of_classes(gc.get_referrers))
-    HolderLog(log).note_rest(Models(log), [], AliveBlocks(workspace, 8 << 20))
+    HolderLog(log, Variables(log)).note_rest(Models(log), [], AliveBlocks(workspace, 8 << 20))
     assert not len(log.take_facts())
     del idle
 
@@ -187,7 +187,7 @@ def test_only_tensors_in_blocks_have_holders() -> None:
     log = Log(RealAddresses())
     cache, beside = {"past": torch.ones(3000)}, {"other": torch.ones(3000)}
     address = cache["past"].data_ptr()
-    HolderLog(log).note_rest(Models(log), [], AliveBlocks({address: 12000}, 12000))
+    HolderLog(log, Variables(log)).note_rest(Models(log), [], AliveBlocks({address: 12000}, 12000))
     facts = log.take_facts()
     assert facts.address.tolist() == [address]
     assert [log.texts.value(name) for name in facts.name] == ["dict['past']"]

@@ -39,6 +39,7 @@ export interface Summary {
   modules: Array<ModuleMemory>;
   top: Array<LargeAllocation>;
   held: Array<Held>;
+  holders: Array<Held>;
   findings: Array<Finding>;
   warnings: Array<string>;
   notes: Array<string>;
@@ -371,6 +372,8 @@ export interface Held {
   holder: string | null;
   bytes: number;
   tensors: number;
+  category: "parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other";
+  place: string;
 }
 
 export interface Finding {
