@@ -86,13 +86,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def compiled_extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder with ampmem's C++ extension, which takes half a minute to compile: one for all processes."""
+    """A cache folder with ampmem's C++ extension, which takes half a minute to compile: one for all processes.
+
+    With AMPMEM_COMPILED, a folder, it is one for all runs of pytest.
+    """
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("needs a C++ compiler")
     here = tmp_path_factory.getbasetemp()
-    cache = (here.parent if "PYTEST_XDIST_WORKER" in os.environ else here) / "cache"
+    base = here.parent if "PYTEST_XDIST_WORKER" in os.environ else here
+    cache = Path(os.environ.get("AMPMEM_COMPILED") or base / "cache")
     cache.mkdir(exist_ok=True)
-    with (cache / "lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
+    with (cache / f"{torch.__version__}.lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
         fcntl.flock(lock, fcntl.LOCK_EX)
         patch.setenv("XDG_CACHE_HOME", str(cache))
         if not extension.path().exists():

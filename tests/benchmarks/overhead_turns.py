@@ -483,7 +483,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"{options.device} needs a CUDA device")
-    extension.build()
+    if not extension.path().exists():
+        extension.build()
     steps: dict[str, list[int]] = {}
     for run in options.runs:
         program, _, count = run.partition("/")

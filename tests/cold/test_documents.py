@@ -59,14 +59,16 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
         instead="ampmem fit --gpu h100 --precision as-is --points 0 train.py --vary --batch-size=1:64",
     ),
     "ampmem compare --nproc-per-node 2 train.py": NotAsItStands(
-        why=_TIMES, instead="ampmem compare --no-times --nproc-per-node 2 train.py"
+        why=f"{_TIMES}, and each precision is two more bare processes",
+        instead="ampmem compare --no-times --precision fp32,amp --nproc-per-node 2 train.py",
     ),
     "ampmem compare --precision fp32,amp --dtype fp16 -o run train.py": NotAsItStands(
         why=_TIMES, instead="ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py"
     ),
     "ampmem advise --gpu h100 --budget 10GiB -m ampmem.workloads.gpt --preset full --device cuda": NotAsItStands(
-        why="minutes; the same with the smallest model",
-        instead="ampmem advise --gpu h100 --budget 10GiB -m ampmem.workloads.gpt --preset tiny --device cuda",
+        why="minutes; with the smallest model, and changes of one kind as README.md's advise runs all of them",
+        instead="ampmem advise --gpu h100 --budget 10GiB --allow checkpoint -m ampmem.workloads.gpt --preset tiny "
+        "--device cuda",
     ),
     "ampmem advise --gpu h100 --budget 24GiB train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --gpu h100 --budget 24GiB --allow checkpoint train.py"
@@ -75,7 +77,7 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
         why=_SEARCH, instead="ampmem advise --gpu h100 --world-size 8 --budget 24GiB --allow checkpoint train.py"
     ),
     "ampmem advise --device cpu --nproc-per-node 2 train.py": NotAsItStands(
-        why=_SEARCH, instead="ampmem advise --device cpu --nproc-per-node 2 --allow checkpoint train.py"
+        why=_SEARCH, instead="ampmem advise --device cpu --nproc-per-node 2 --allow fused train.py"
     ),
     "ampmem advise --html advise.html train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --html advise.html --allow checkpoint train.py"

@@ -358,7 +358,9 @@ class _Side:
 def names_of_cases(
     command: Sequence[str], variables: dict[str, str], options: argparse.Namespace
 ) -> list[tuple[str, str]]:
-    """The names and precisions of the cases, asked of the environment that has torch."""
+    """The names and precisions of the cases, asked of the environment that has torch where this process has not."""
+    if "torch" in sys.modules:
+        return [(case.name, case.precision) for case in cases_of(options.set, options.only)]
     asked = [*command, str(HERE / "ops.py"), "--list", "--set", options.set, "--only", options.only]
     done = subprocess.run(asked, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:

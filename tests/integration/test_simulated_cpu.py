@@ -39,7 +39,7 @@ clean_start = measure.clean_start
 
 
 def simulated(folder: Path, name: str) -> Recording:
-    script = Path(__file__).with_name("simulated_runs.py")
+    script = Path(__file__).parents[1] / "support/simulated_runs.py"
     case = f"{name}:fp32:bf16:cpu"
     done = python(folder, str(script), str(folder), "80GiB", case)
     assert done.returncode == 0, done.stderr

@@ -37,7 +37,7 @@ def folder() -> tempfile.TemporaryDirectory[str]:
 @functools.cache
 def left_behind() -> dict[str, list[int]]:
     """Run every case in one process; what each left in torch."""
-    script = Path(__file__).with_name("simulated_runs.py")
+    script = Path(__file__).parents[1] / "support/simulated_runs.py"
     done = python(script.parent, str(script), folder().name, "a100-80", *CASES, *SCALED)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[int]] = json.loads(done.stdout)

@@ -54,7 +54,8 @@ EARLIER: Mapping[str, str] = {
     "train.fp32.ampmem": "ampmem compare --no-times --precision fp32,amp train.py",
     "train.amp.ampmem": "ampmem compare --no-times --precision fp32,amp train.py",
     "train.rank*": "ampmem profile --nproc-per-node 2 train.py",
-    "train.*.rank*": "ampmem compare --no-times --precision fp32,amp --nproc-per-node 2 train.py",
+    "train.*.rank*": "ampmem profile --nproc-per-node 2 --precision fp32 -o train.fp32.ampmem train.py && "
+    "ampmem profile --nproc-per-node 2 --precision amp -o train.amp.ampmem train.py",
     "train.rank*-of-8.ampmem": f"ampmem profile {RANK_OF_8} train.py && ampmem profile {RANK_OF_8} --rank 1 train.py",
     "memory-step3.rank*": "ampmem profile --nproc-per-node 2 -o memory-step3.ampmem train.py",
     "train-watch.ampmem": "ampmem watch train.py",

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.hostile import mutations
 from support.hostile.mutations import RECORDINGS, again, outcome
 
 TRIES = 200
@@ -31,9 +32,8 @@ def test_what_once_went_wrong_does_no_more(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("names", [RECORDINGS, ("watched",)])
 def test_whatever_is_in_a_file_it_is_read_right_or_refused_clearly(names: tuple[str, ...]) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
-    program = Path(__file__).with_name("mutations.py")
     done = subprocess.run(
-        [sys.executable, str(program), str(TRIES), "0", *names],
+        [sys.executable, mutations.__file__, str(TRIES), "0", *names],
         env=environment,
         capture_output=True,
         text=True,

@@ -182,7 +182,10 @@ def test_what_cannot_be_measured_is_refused(
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_tables(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_the_tables(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, compiled_extension: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
     monkeypatch.setattr(sys, "executable", ready_python())
     overhead.main(["--only", "cpu/mlp/3", "--rounds", "1"])
     said = capfd.readouterr()

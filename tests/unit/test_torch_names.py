@@ -36,7 +36,7 @@ def private_names(path: str, source: str) -> Iterator[str]:
     Names of ops, which the simulated device goes by, are no parts of torch's Python.
     """
     tree = ast.parse(source)
-    own, ops = own_names(tree), path.startswith("simulator/")
+    own, ops, torchs = own_names(tree), path.startswith("simulator/"), imports_torch(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (item.name for item in node.names if is_private_module(item.name))
@@ -46,10 +46,10 @@ def private_names(path: str, source: str) -> Iterator[str]:
         elif isinstance(node, ast.Attribute):
             of_future = node.attr == "__future__" and is_name(node.value, "torch")
             of_op = ops and is_name(node.value, "aten")
-            inherited = is_name(node.value, "self") and not imports_torch(tree)  # from a class of ampmem's, then
+            inherited = is_name(node.value, "self") and not torchs  # from a class of ampmem's, then
             if of_future or (private(node.attr) and node.attr not in own and not of_op and not inherited):
                 yield ast.unparse(node)
-    if imports_torch(tree):
+    if torchs:
         for text in strings(tree):
             if private(text) and text not in own and not (ops and hasattr(torch.ops.aten, text)):
                 yield repr(text)

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -30,8 +31,13 @@ def as_json(recording: Recording) -> Any:
     return json.loads(summarize(recording).to_json())
 
 
+@cache
+def schema() -> Any:
+    return jsonschema.Draft202012Validator(summary_schema())
+
+
 def validate(value: object) -> None:
-    jsonschema.Draft202012Validator(summary_schema()).validate(value)
+    schema().validate(value)
 
 
 def test_the_summary_of_a_small_run_field_by_field(golden: Golden) -> None:
