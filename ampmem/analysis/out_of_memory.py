@@ -25,7 +25,7 @@ from ampmem.analysis.timeline.marks import phase_at, unfinished_step
 from ampmem.analysis.timeline.timeline import ByPhase, MemoryHistory, PhaseName
 from ampmem.errors import RecordingError
 from ampmem.events import NO_STEP, Fact, OomRecord, Phase, Recording, RunRecord
-from ampmem.vocabulary import AutocastDtype, Device, Precision, SourceKind, StepOn
+from ampmem.vocabulary import OF_INFERENCE, AutocastDtype, Device, Precision, SourceKind
 
 _REASONS = {
     Reason.OVERSIZE: "raise max_split_size_mb in PYTORCH_ALLOC_CONF, or leave it out",
@@ -45,8 +45,6 @@ _LARGEST = {
 _OTHERWISE = "make the batch or the model smaller, or spread the model over several GPUs"
 _IN_SETUP = "make the model smaller, or use a larger GPU"
 """The advice during setup, where there is no batch yet."""
-_INFERENCE = (StepOn.FORWARD,)
-"""The step boundary of a script that makes neither gradients nor updates."""
 _STATES_OF_ADAM = 2
 _STEPS = 3
 """The default number of recorded steps."""
@@ -280,7 +278,7 @@ def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | No
     optimizers = (*recording.optimizers, *recording.waiting)
     runs = (recording.phases.phase == Phase.FORWARD) | (recording.phases.phase == Phase.BACKWARD)
     trained = [record for record in recording.parameters if record.trainable]
-    if not trained or not (optimizers or runs.any()) or recording.run.step_on in _INFERENCE:
+    if not trained or not (optimizers or runs.any()) or recording.run.step_on in OF_INFERENCE:
         return None
     of_gradients = facts.fact == Fact.GRADIENT
     there = _named(history, of_gradients & history.lifetimes.alive_at(position)[facts.allocation])
@@ -429,7 +427,7 @@ def _least_needed(recording: Recording, found: FailedRequest, total: int) -> int
         return there
     to_move = max(sum(map(own_bytes, recording.parameters)) - found.alive[Category.PARAMETERS], 0)
     coming, trained = found.to_come, [record for record in recording.parameters if record.trainable]
-    if recording.run.step_on in _INFERENCE:
+    if recording.run.step_on in OF_INFERENCE:
         return there + to_move
     whole = sum(map(own_bytes, trained))
     if coming is None:

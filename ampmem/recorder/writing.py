@@ -127,6 +127,7 @@ class Describer:
             allocator=self.source.allocator(),
             failure=self.outcome.failure,
             place=self.hooks.places.now(),
+            step_on=_words(self.outcome.step_on),
         )
 
     def _low_precision(self) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from os.path import commonprefix
 from typing import TypeAlias
 
 import numpy as np
 
-from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
+from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun, own_frame
 from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, Mask
-from ampmem.analysis.timeline.marks import PhaseRows
+from ampmem.analysis.timeline.marks import PhaseRows, trains
+from ampmem.analysis.timeline.predictions import kept_predictions
 from ampmem.events import Action, Column, Fact, OptimizerRecord, Phase
 from ampmem.names import FUNCTIONAL, shape_text
 from ampmem.units import format_bytes
@@ -547,11 +549,6 @@ def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
         return None
     row = rows[np.argmin(lifetimes.born_ns[facts.allocation[rows]])]
     variable = _variable(run.text(facts.name[row]), run.text(facts.module[row]), size, number=False)
-    # Without a graph a result is freed once the next one is made; a cast copy, when its autocast region is left.
-    phases = run.recording.phases.time_ns
-    over = np.append(phases, FOREVER)[np.searchsorted(phases, lifetimes.born_ns, side="right")]
-    chain = np.flatnonzero(graph & ~casts)
-    over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
     return Finding(
         code="outputs-kept",
         severity="advice",
@@ -561,7 +558,97 @@ def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
         bytes=size,
         change=f"with torch.no_grad(): around what makes `{variable.name}`, as nothing is backpropagated from it",
         evidence=(f"held by the graph of {variable.in_words()}", *run.largest(graph)),
-        off_peak=run.off_peak(lifetimes.bytes * graph, run.analysis.timeline.positions(over), place=len(run.steps) - 1),
+        off_peak=run.off_peak(lifetimes.bytes * graph, _freed_without(run, graph), place=len(run.steps) - 1),
+    )
+
+
+def _freed_without(run: TrainingRun, graph: Mask) -> Column:
+    """For each allocation the position at which it would be freed if it were not in the ``graph``.
+
+    A result is freed once the next one is made; a cast copy, when its autocast region is left.
+    """
+    lifetimes, phases = run.analysis.lifetimes, run.recording.phases.time_ns
+    over = np.append(phases, FOREVER)[np.searchsorted(phases, lifetimes.born_ns, side="right")]
+    chain = np.flatnonzero(graph & ~run.analysis.classes.of(Category.CAST_COPIES))
+    over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
+    return run.analysis.timeline.positions(over)
+
+
+def no_grad_missing(run: TrainingRun) -> Finding | None:
+    """Forwards saved results for a backward that never came, as an evaluation without ``torch.no_grad()`` does.
+
+    Each forward counts as a whole, so a part of a model whose result the loss leaves out is none; nor is a step that
+    was skipped, whose lines other steps went through backward with.
+    """
+    lifetimes, classes, facts = run.analysis.lifetimes, run.analysis.classes, run.analysis.facts
+    saved = run.with_fact(Fact.SAVED) > 0
+    saved &= (classes.of(Category.ACTIVATIONS) | classes.of(Category.CAST_COPIES)) & (lifetimes.phase == Phase.FORWARD)
+    backwards = np.array([*run.starts(Phase.BACKWARD), FOREVER])
+    backward = backwards[np.searchsorted(backwards, lifetimes.born_ns)]
+    used = saved & (lifetimes.died_ns >= backward)
+    if run.unfinished is not None or (len(backwards) == 1 and not trains(run.recording)):
+        used &= backward != FOREVER  # what is alive at the end may still be used only in a run that trains on
+    starts = np.unique(facts.time_ns[facts.fact == Fact.INPUT])
+    call = np.searchsorted(starts, lifetimes.born_ns)
+    graph = saved & ~np.isin(call, call[used]) & ~np.isin(lifetimes.stack, lifetimes.stack[used])
+    position = (
+        run.peak if run.bytes_of(graph & lifetimes.alive_at(run.peak)) else run.most_alive(lifetimes.bytes * graph)
+    )
+    size = run.bytes_of(graph & lifetimes.alive_at(position))
+    if not size:
+        return None
+    stacks = np.unique(lifetimes.stack[graph & (lifetimes.module != 0)]).tolist()
+    frames = commonprefix([run.text(stack).splitlines() for stack in stacks])
+    calls = [frame for frame in frames if not frame.endswith(".forward")]  # the script's call of its model
+    where, _, function = (
+        own_frame(calls).replace("\\", "/").rpartition("/")[2].partition(" ") if calls else ("", "", "")
+    )
+    line = f"the forward at {where}{f' in {function}' if function.isidentifier() else ''}" if where else "a forward"
+    return Finding(
+        code="no-grad-missing",
+        severity="advice",
+        section=Section.ACTIVATIONS,
+        message=f"{format_bytes(size)} at {run.instant if position == run.peak else 'their most'} are activations that "
+        f"no backward uses: {line} ran with gradients on.",
+        bytes=size,
+        change=f"with torch.no_grad(): around {line}",
+        evidence=run.largest(graph & lifetimes.alive_at(position)),
+        off_peak=run.off_peak(lifetimes.bytes * graph, _freed_without(run, graph)),
+        least=True,
+    )
+
+
+def predictions_kept(run: TrainingRun) -> Finding | None:
+    """A variable keeps the results of each batch of an evaluation, so memory grows with each batch.
+
+    The saving is a lower bound: what is made of them after the last batch would be gone, too.
+    """
+    lifetimes, recording = run.analysis.lifetimes, run.recording
+    kept = kept_predictions(lifetimes, run.analysis.facts, recording)
+    mine = run.analysis.classes.of(Category.KEPT_PREDICTIONS)
+    if not mine.any():
+        return None
+    position = run.peak if run.bytes_of(mine & lifetimes.alive_at(run.peak)) else run.most_alive(lifetimes.bytes * mine)
+    alive = mine & lifetimes.alive_at(position)
+    sizes = {each: run.bytes_of(alive & each.allocations) for each in kept}
+    most = max(kept, key=lambda each: sizes[each])
+    variable = _variable(most.name, most.place, sizes[most], number=False)
+    phases = recording.phases.time_ns
+    over = np.append(phases, FOREVER)[np.searchsorted(phases, lifetimes.born_ns, side="right")]
+    since = np.where(lifetimes.phase == Phase.BETWEEN, lifetimes.born + 1, run.analysis.timeline.positions(over) + 1)
+    on_cpu = "" if recording.run.device_type == "cpu" else "move each result to the CPU before it is kept (.cpu()), or "
+    return Finding(
+        code="predictions-kept",
+        severity="advice",
+        section=Section.ALLOCATIONS,
+        message=f"{format_bytes(run.bytes_of(alive))} at {run.instant if position == run.peak else 'their most'} are "
+        f"results of earlier batches of an evaluation: {variable.in_words(short=True)} keeps them, "
+        f"{format_bytes(most.grown)} more with each batch.",
+        bytes=run.bytes_of(alive),
+        change=f"{on_cpu}compute the metric for each batch and keep its number, not `{most.name}`",
+        evidence=(f"{format_bytes(sizes[most])}: held by {variable.in_words()}", *run.largest(alive)),
+        off_peak=run.off_peak(lifetimes.bytes * mine, since),
+        least=True,
     )
 
 

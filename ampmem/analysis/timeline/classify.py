@@ -14,6 +14,7 @@ from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
 from ampmem.analysis.timeline.marks import failure_ns, trains
+from ampmem.analysis.timeline.predictions import kept_predictions
 from ampmem.events import OTHER_THREADS, Action, Column, Fact, ParameterRecord, Phase, Recording, StepRecord
 from ampmem.vocabulary import SourceKind
 
@@ -102,6 +103,8 @@ class View:
     step_end_ns: Column
     next_backward_ns: Column
     failure_ns: Column
+    predictions: Mask
+    """Whether a variable keeps the memory of earlier batches of an evaluation, and more of it before each batch."""
     prefetched: Mask
     """Whether the memory is of the next step's batch, made before this step has ended."""
     untrained: Mask
@@ -253,6 +256,7 @@ RULES: tuple[Rule, ...] = (
     Rule(category=Category.COMMUNICATION, names=(Fact.COMMUNICATION,), applies=having(Fact.COMMUNICATION)),
     Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=having(Fact.CAST_COPY)),
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
+    Rule(category=Category.KEPT_PREDICTIONS, names=(), applies=lambda view: view.predictions),
     Rule(category=Category.WORKSPACE, names=(Fact.WORKSPACE,), applies=is_workspace),
     Rule(category=Category.ACTIVATIONS, names=(Fact.SAVED, Fact.RECOMPUTED), applies=is_activation),
     # What a collective was given or has filled, and nothing needs for another reason.
@@ -272,6 +276,7 @@ def view_of(
     for fact in Fact:
         bits[facts.allocation[facts.fact == fact]] |= 1 << fact
     backward = np.append(phases.time_ns[phases.phase == Phase.BACKWARD], FOREVER)
+    kept = kept_predictions(lifetimes, facts, recording)
     return like(
         View,
         lifetimes,
@@ -283,6 +288,9 @@ def view_of(
         step_end_ns=_step_ends(lifetimes.step, steps),
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
         failure_ns=_failures(lifetimes, recording),
+        predictions=np.logical_or.reduce(
+            [np.zeros(len(lifetimes), dtype=np.bool_), *(each.allocations for each in kept)]
+        ),
         prefetched=_prefetched(lifetimes, facts, recording),
         untrained=_untrained(lifetimes, facts, recording, untrained),
         last_step=max((record.index for record in steps if record.finished), default=0),

@@ -119,6 +119,7 @@ _WORDS = {
     Category.CAST_COPIES: "cast copies",
     Category.MASTER_COPIES: "master copies",
     Category.OPTIMIZER_STATE: "optimizer state",
+    Category.KEPT_PREDICTIONS: "kept predictions",
     Category.UNTRAINED: "untrained models",
 }
 _SINGULAR = (Category.OPTIMIZER_STATE, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER)
