@@ -98,9 +98,9 @@ def profile(
 
     Raises:
         UsageError: at once, when an argument is invalid, when ``gpu`` is unknown, when ``device`` is a real one but
-            ``gpu`` or ``assume`` is given, or when ``step_on`` or ``phase`` names nothing; on entering, when another ``profile`` is
-            active, when ``output`` exists or cannot be written, when ``device`` cannot be recorded, when ``gpu`` is
-            given without ``device`` where torch sees a GPU, or when torch.profiler is running.
+            ``gpu`` or ``assume`` is given, or when ``step_on`` or ``phase`` names nothing; on entering, when another
+            ``profile`` is active, when ``output`` exists or cannot be written, when ``device`` cannot be recorded, when
+            ``gpu`` is given without ``device`` where torch sees a GPU, or when torch.profiler is running.
     """
     if phase not in (None, StepOn.EVALUATION):
         raise UsageError(f"unknown phase {phase!r}; the only one that can be recorded alone is {StepOn.EVALUATION}")

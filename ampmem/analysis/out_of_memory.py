@@ -40,6 +40,7 @@ _LARGEST = {
     Category.ACTIVATIONS: "make the batch smaller, or recompute activations with torch.utils.checkpoint",
     Category.CAST_COPIES: "run what needs no gradient under torch.no_grad(), and use a weight once per forward",
     Category.OPTIMIZER_STATE: "use an optimizer with a smaller state, or spread the state over several GPUs",
+    Category.KEPT_PREDICTIONS: "keep results on the CPU (.cpu()), or compute the metric for each batch",
     Category.GRADIENTS: "set gradients to None before the forward (zero_grad(set_to_none=True))",
 }
 _OTHERWISE = "make the batch or the model smaller, or spread the model over several GPUs"

@@ -119,7 +119,6 @@ class ScriptListener:
             Do.END: (driver.done,),
             Do.BEGIN_STEP: (self.begin_step,),
             Do.SEE_MODEL: (self._see_model,),
-            Do.COUNT_EVALUATION: (outcome.count_evaluation,),
             Do.LOOK: (self.variables.note,),
             Do.OBSERVE: (self.forward.enter, depth.make_room),
             Do.OBSERVE_AGAIN: (partial(self.forward.enter, recomputing=True), depth.make_room),

@@ -418,9 +418,14 @@ class Session:
             self.outcome.stopped_by = str(error)
 
     def _steps_of_inference(self) -> list[StepRecord]:
-        """The outermost forwards as steps, if no backward has run, which a note says; else none."""
+        """The outermost forwards as steps, if no backward has run, which a note says; else none.
+
+        A script with an optimizer that ran a model with gradients on has ended before it trained.
+        """
         outcome = self.outcome
         if outcome.step_on is not StepOn.FOUND or outcome.backwards or outcome.recorded or not outcome.model:
+            return []
+        if outcome.optimizer and self.log.in_graph:
             return []
         steps = self.listener.take_forwards(self.options.steps)
         if steps:

@@ -24,7 +24,7 @@ script makes and never steps must not keep a step open forever.
 """
 MOST_LOOKS = 16
 """Maximum number of searches of the script's variables per step: multi-task scripts run many backwards."""
-_MOST_LOOKS_AT_EVALUATIONS = 64
+MOST_LOOKS_AT_EVALUATIONS = 64
 """Maximum number of such searches in the evaluations of a step: the growth of what they keep shows much earlier."""
 WITHOUT_OPTIMIZER = (
     "the script has no torch.optim optimizer: a step ends with each backward (--step-on can name another end)"
@@ -49,8 +49,6 @@ class Do(Enum):
     """Begin the first step; each later one begins where the one before ends."""
     SEE_MODEL = auto()
     """Note the parameters of the model that is about to run."""
-    COUNT_EVALUATION = auto()
-    """Count a forward of an evaluation, which is not part of a step."""
     LOOK = auto()
     """Note which variables of the script hold memory."""
     OBSERVE = auto()
@@ -371,7 +369,7 @@ class StepMachine:
         if self._trains and grad and not self._looked_back:
             self._looked_back = True
             yield from self._look()
-        elif (self.infers or not (grad and self._trains)) and self._looks_at_evaluations < _MOST_LOOKS_AT_EVALUATIONS:
+        elif (self.infers or not grad) and self._looks_at_evaluations < MOST_LOOKS_AT_EVALUATIONS:
             self._looks_at_evaluations += 1
             yield Do.LOOK
         yield from self._begin_forward(grad=grad, observed=observed)
@@ -386,7 +384,6 @@ class StepMachine:
         yield Do.SEE_MODEL
         if evaluates:
             self._before_evaluation, self._observed_before = self.phase, observed
-            yield Do.COUNT_EVALUATION
         yield from self._enter(Phase.EVALUATION if evaluates else Phase.FORWARD)
 
     def _evaluates(self, *, grad: bool) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from os.path import commonprefix
+from itertools import pairwise, takewhile
 from typing import TypeAlias
 
 import numpy as np
@@ -598,8 +597,9 @@ def no_grad_missing(run: TrainingRun) -> Finding | None:
     if not size:
         return None
     stacks = np.unique(lifetimes.stack[graph & (lifetimes.module != 0)]).tolist()
-    frames = commonprefix([run.text(stack).splitlines() for stack in stacks])
-    calls = [frame for frame in frames if not frame.endswith(".forward")]  # the script's call of its model
+    frames = zip(*(run.text(stack).splitlines() for stack in stacks), strict=False)
+    common = takewhile(lambda frame: frame.count(frame[0]) == len(frame), frames)
+    calls = [frame for frame, *_ in common if not frame.endswith(".forward")]  # the script's call of its model
     where, _, function = (
         own_frame(calls).replace("\\", "/").rpartition("/")[2].partition(" ") if calls else ("", "", "")
     )

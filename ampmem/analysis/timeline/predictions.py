@@ -63,7 +63,7 @@ def kept_predictions(lifetimes: Lifetimes, facts: JoinedFacts, recording: Record
 
 
 def _kept(lifetimes: Lifetimes, sets: Sequence[Set[int]]) -> tuple[list[int], int]:
-    """The allocations in ``sets``, one for each look at a variable, if it grows, and the bytes by which it grew last."""
+    """The allocations in ``sets``, one for each look at a variable, if they grow, and the bytes of the last growth."""
     sizes = [0, *(int(lifetimes.bytes[list(each)].sum()) for each in sets)]
     grown = 0
     for before, now, size, earlier, earliest in zip(sets, sets[1:], sizes[2:], sizes[1:], sizes, strict=False):
@@ -74,7 +74,7 @@ def _kept(lifetimes: Lifetimes, sets: Sequence[Set[int]]) -> tuple[list[int], in
 
 
 def _all_of(lifetimes: Lifetimes, kept: Sequence[int]) -> Mask:
-    """``kept``, and what the same ops made and nothing freed earlier: a list's last item, or one beyond the last look."""
+    """``kept``, and what the same ops made and nothing freed before: a list's last item, and those after the looks."""
     mask: Mask = np.zeros(len(lifetimes), dtype=np.bool_)
     mask[kept] = True
     known = mask & (lifetimes.op != 0)
