@@ -96,6 +96,8 @@ class ScriptListener:
         """Start, end (both in ns) and batch size of each outermost forward, as long as no backward has run."""
         self._batch_size: int | None = None
         """The batch size of the last outermost forward."""
+        self._generation = -1
+        """The generation of the models whose parameters were recorded before any backward."""
         self.stacks = Stacks(options.stacks)
         self.log = log = Log(source.addresses, source.see)
         log.misses.note = note
@@ -209,6 +211,9 @@ class ScriptListener:
         self.act(self.machine.forward_ended(raised=raised, grad=torch.is_grad_enabled(), stepping=stepping))
         if not (raised or self._outcome.backwards):
             self._forwards.append((self.forward_ns, time_ns(), self._batch_size))
+            if self.models.generation != self._generation:  # the model may be gone at the script's end
+                self._generation = self.models.generation
+                self.models.records(lambda record: record)
 
     def take_forwards(self, most: int | None) -> list[StepRecord]:
         """Make each of the first ``most`` outermost forwards a step, in a script that has run no backward."""

@@ -223,7 +223,7 @@ def is_temporary(view: View) -> Mask:
 
     What is alive at the end is short-lived if such memory was so before.
     """
-    in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER) & view.outlives(view.failure_ns)
+    in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION) & view.outlives(view.failure_ns)
     return _freed_soon(view) | _is_newest(view) | in_use
 
 
@@ -365,7 +365,11 @@ def _failures(lifetimes: Lifetimes, recording: Recording) -> Column:
     failed = failure_ns(recording)
     if failed is None:
         return np.full(len(lifetimes), FOREVER, dtype=np.int64)
+    phases = recording.phases
+    # What an earlier batch of an evaluation has left is not in use.
+    last = phases.time_ns[phases.phase == Phase.EVALUATION].max(initial=0)
     mine = (lifetimes.born_ns >= recording.steps[-1].start_ns) & (lifetimes.born_ns <= failed)
+    mine &= (lifetimes.phase != Phase.EVALUATION) | (lifetimes.born_ns >= last)
     return np.where(mine, failed, FOREVER)
 
 

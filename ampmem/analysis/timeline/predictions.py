@@ -45,6 +45,8 @@ def kept_predictions(lifetimes: Lifetimes, facts: JoinedFacts, recording: Record
     looks, look = np.unique(facts.time_ns[rows], return_inverse=True)
     made = (lifetimes.born_ns > first[0]) & (recording.events.action[lifetimes.born] == Action.ALLOC)
     made[facts.allocation[facts.fact == Fact.INPUT]] = False
+    results = np.zeros_like(made)
+    results[facts.allocation[facts.fact == Fact.OUTPUT]] = True
     held: dict[tuple[str, str, str], list[set[int]]] = {}
     places: dict[tuple[str, str, str], str] = {}
     mine = made[facts.allocation[rows]]
@@ -56,7 +58,7 @@ def kept_predictions(lifetimes: Lifetimes, facts: JoinedFacts, recording: Record
         held.setdefault(key, [set() for _ in looks])[index].add(allocation)
     found = ((key, _kept(lifetimes, sets)) for key, sets in held.items())
     return tuple(
-        KeptPredictions(name=key[0], place=places[key], grown=grown, allocations=_all_of(lifetimes, kept))
+        KeptPredictions(name=key[0], place=places[key], grown=grown, allocations=_all_of(lifetimes, results, kept))
         for key, (kept, grown) in found
         if kept
     )
@@ -73,14 +75,14 @@ def _kept(lifetimes: Lifetimes, sets: Sequence[Set[int]]) -> tuple[list[int], in
     return (sorted(set().union(*sets)), grown) if grown else ([], 0)
 
 
-def _all_of(lifetimes: Lifetimes, kept: Sequence[int]) -> Mask:
-    """``kept``, and what the same ops made and nothing freed before: a list's last item, and those after the looks."""
+def _all_of(lifetimes: Lifetimes, results: Mask, kept: Sequence[int]) -> Mask:
+    """``kept``, and ``results`` of the same ops that live as long: a list's last item, and those after all looks."""
     mask: Mask = np.zeros(len(lifetimes), dtype=np.bool_)
     mask[kept] = True
-    known = mask & (lifetimes.op != 0)
+    known = mask & results
     if known.any():
         place = np.stack([lifetimes.op, lifetimes.module, lifetimes.phase, lifetimes.stack])
         line = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
         lasts = lifetimes.died_ns >= lifetimes.died_ns[known].min()
-        mask |= np.isin(line, line[known]) & lasts & (lifetimes.born_ns >= lifetimes.born_ns[known].min())
+        mask |= results & np.isin(line, line[known]) & lasts & (lifetimes.born_ns >= lifetimes.born_ns[known].min())
     return mask

@@ -390,7 +390,7 @@ def _outside(found: Composition) -> Iterator[str]:
     if found.whole is not None and found.whole.where is PeakPlace.NOT_RECORDED:
         yield (
             f"The peak of the whole run is {format_peak(found.whole.bytes)}, {place_of(found.whole)}; the tables and "
-            "the findings cover the recorded steps (--steps records more)."
+            "the findings cover the recorded steps (--steps records more, --phase evaluation an evaluation)."
         )
 
 

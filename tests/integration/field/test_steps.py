@@ -176,10 +176,10 @@ def test_the_static_model_of_inference_is_parameters_and_casts(
     assert (checked.returncode, "the static model holds" in checked.stdout) == (0, True)
 
 
-def test_inference_without_saying_so_is_told_how(tmp_path: Path) -> None:
+def test_inference_is_recorded_without_saying_so(tmp_path: Path) -> None:
     ran = record(tmp_path, "generate", *ALL, how=())
-    assert ran.exit_code == 1
-    assert "a model ran 6 times, with gradients off; to record inference, use --step-on forward" in ran.said
+    assert ran.exit_code == 0
+    assert "no backward ran, so this is a recording of inference" in ran.said
 
 
 def test_the_loss_is_that_of_the_last_micro_batch_and_says_so(tmp_path: Path) -> None:
