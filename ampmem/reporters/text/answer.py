@@ -412,12 +412,13 @@ def made_of(live: Breakdown, whole: int) -> str:
 
 def _help(found: Composition) -> tuple[str, ...]:
     saving = found.saving
+    grows = () if found.growth is None else (capital(found.growth.message),)
     if saving is None or not saving.saved:
-        return ()
+        return grows
     steps = " in the recorded steps" if found.of_steps else ""
     where = "" if saving.off_peak else " of reserved memory" if saving.off_reserved else " at the failure"
     size = f"{saving.at_least}{format_bytes(saving.saved)}"
-    return (f"Largest saving found{steps}, {size}{where}: {saving.change} ({saving.code}).",)
+    return (*grows, f"Largest saving found{steps}, {size}{where}: {saving.change} ({saving.code}).")
 
 
 def _of_several(verdict: Verdict) -> Wording:
