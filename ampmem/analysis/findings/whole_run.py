@@ -279,11 +279,12 @@ def _kind_of(run: TrainingRun, places: Collection[_Place]) -> _Kind:
         more = f"each step makes more of it than the one before ({', '.join(map(str, counts[-3:]))} tensors)"
         return _Kind(f"{more}, as a hook does that is registered in each step", _REGISTERED)
     attribute, variable = _growing(run, there, Fact.ATTRIBUTE), _growing(run, left, Fact.VARIABLE)
-    graph = there & saved & (run.with_fact(Fact.VARIABLE) == 0)
+    facts, items = run.analysis.facts, np.array([bool(_ITEM.search(text)) for text in run.recording.texts])
+    in_lists = run.marked(facts.allocation[(facts.fact == Fact.VARIABLE) & items[facts.name]])
     if attribute:
         return _Kind(f"a module adds it to its attribute `{attribute}`, and nothing empties that", _CLEARED)
     kept = f" in `{variable}`" if variable else ""
-    if 2 * run.bytes_of(graph) > run.bytes_of(there):
+    if 2 * run.bytes_of(there & saved & ~in_lists) > run.bytes_of(there):
         return _Kind(f"it is the graph of results that the script keeps{kept}", _NUMBERS)
     return _Kind(f"the script keeps it{kept}" if kept else "nothing has freed it by the end of the recording", _NUMBERS)
 
