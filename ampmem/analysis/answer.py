@@ -142,8 +142,8 @@ class Composition:
     ``None`` where no finding says so. ``failed`` says that the script failed. ``short`` is the failed request that
     ended it: then ``peak``, ``step`` and ``parts`` are of that instant. ``outside`` is the peak outside of the recorded
     steps, where that is higher; ``part`` says that the script ran on unrecorded after those steps. ``whole`` is the
-    peak of the whole run, which may be another one; ``None`` where memory ran out. ``growth`` is the finding that
-    memory grows with every step.
+    peak of the whole run, which may be another one; ``None`` where memory ran out. ``news`` are the
+    findings that memory grows with every step, and that a step takes more than those before.
     """
 
     peak: PeakOf
@@ -155,7 +155,7 @@ class Composition:
     outside: OutsidePeak | None
     part: bool
     whole: WholePeak | None = None
-    growth: Finding | None = None
+    news: tuple[Finding, ...] = ()
 
     @property
     def of_steps(self) -> bool:
@@ -231,7 +231,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         peak=replace(at, bytes=sum(live.values()), allocated=None if short else at.allocated),
         step=step,
         parts=live,
-        growth=next((each for each in summary.findings if each.code == "steady-growth"), None),
+        news=tuple(each for each in summary.findings if each.code in ("steady-growth", "larger-step")),
         saving=max(
             # What would have helped after the recorded steps is unknown.
             (each for each in summary.findings if _matters(each, summary) and not (short and short.later)),

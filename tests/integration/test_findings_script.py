@@ -14,6 +14,7 @@ from torch.optim import SGD, AdamW
 import ampmem
 from ampmem.analysis.answer import verdict_of_one
 from ampmem.reporters.text.answer import wording
+from ampmem.units import format_bytes
 from ampmem.workloads import accumulate
 
 clean_start = measure.clean_start
@@ -248,6 +249,31 @@ def test_growth(keep: bool) -> None:
         assert found["steady-growth"].bytes == kept[0].untyped_storage().nbytes()
         assert any("test_findings_script.py" in line for line in found["steady-growth"].evidence)
         assert "outputs-kept" not in found
+
+
+@pytest.mark.parametrize("new", ["", "average", "batch"])
+def test_what_is_new_in_a_step_that_takes_more(new: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    averages: list[Tensor] = []
+    sizes = [256 if new == "batch" and number == 3 else 16 for number in range(5)]
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(sizes[number], 64)).square().mean().backward()
+        optimizer.step()
+        if new == "average" and number == 2:
+            averages.extend(each.detach().clone() for each in model.parameters())
+
+    found = findings(profiled(step, 5))
+    assert ("larger-step" in found) == bool(new)
+    if new == "average":
+        size = format_bytes(sum(each.nbytes for each in averages))
+        assert "step 3 takes more, where step 2 peaked at " in found["larger-step"].message
+        assert f"{size} more in `other` (largest: 64.0 KiB: " in found["larger-step"].message
+    if new == "batch":
+        assert "(largest: 256.0 KiB: " in found["larger-step"].message  # of 256 times 256 numbers
+        assert found["larger-step"].message.endswith("; the batch size is 256, and was 16.")
 
 
 class Caching(nn.Linear):

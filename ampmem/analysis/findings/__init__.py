@@ -31,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     training_loop.no_grad_missing,
     training_loop.predictions_kept,
     whole_run.steady_growth,
+    whole_run.larger_step,
     whole_run.fragmentation,
     precision.no_autocast_effect,
 )

@@ -14,6 +14,7 @@ import numpy as np
 from ampmem.allocator.settings import VARIABLES, Settings, parse_settings
 from ampmem.allocator.trace import peak_reserved, trace_of_events
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun, own_frame
+from ampmem.analysis.out_of_memory import failure_position
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.errors import UsageError
@@ -253,6 +254,55 @@ _DIFFERENTIABLE = (
     "step for whatever has such a gradient: it holds the graph, and the graph holds x, so only the garbage collector "
     "frees them"
 )
+
+
+_LARGER = 1.05
+"""Factor by which a step's peak must exceed those of all earlier steps to be told from them."""
+
+
+def larger_step(run: TrainingRun) -> Finding | None:
+    """A step takes more than all before it, or ran out of memory where they fitted: its largest newcomer.
+
+    The second step is compared with none: the optimizer's state is new in it.
+    """
+    analysis, steps = run.analysis, run.recording.steps
+    sizes = [int(analysis.timeline.total[position]) for position in analysis.peaks]
+    place = len(steps) - 1
+    if run.unfinished is None:
+        higher = [at for at in range(2, len(steps)) if sizes[at] > _LARGER * max(sizes[:at])]
+        place = max(higher, key=lambda at: sizes[at] - max(sizes[:at]), default=0)
+        if len(higher) == len(steps) - 2:
+            return None  # each step takes more than the one before: that is growth
+    if place < 2:
+        return None
+    good = max(at for at in range(place) if _LARGER * sizes[at] >= max(sizes[:place]))
+    before, now = analysis.peaks[good], analysis.peaks[place] if run.unfinished is None else failure_position(analysis)
+    was, live = analysis.timeline.breakdown(before), analysis.timeline.breakdown(now)
+    most = max(live, key=lambda category: live[category] - was[category])
+    added = live[most] - was[most]
+    batches = steps[good].batch_size, steps[place].batch_size
+    other = (
+        "" if None in batches or len(set(batches)) == 1 else f"; the batch size is {batches[1]}, and was {batches[0]}"
+    )
+    if not (run.notable(added) or other):
+        return None
+    fresh = analysis.lifetimes.alive_at(now) & ~analysis.lifetimes.alive_at(before) & analysis.classes.of(most)
+    what = f"{format_bytes(added)} more in `{most}` (largest: {', '.join(run.largest(fresh, 1))})"
+    return Finding(
+        code="larger-step",
+        severity="info",
+        section=Section.STEPS,
+        message=f"step {steps[place].index} {'ran out of memory' if run.unfinished else 'takes more'}, where step "
+        f"{steps[good].index} peaked at {format_bytes(sizes[good])}: "
+        f"{what if run.notable(added) else 'no category is larger'}{other}.",
+        bytes=None,
+        change=f"look at what step {steps[place].index} does that those before do not do",
+        evidence=tuple(
+            f"{category}: {format_bytes(was[category])}, then {format_bytes(size)}"
+            for category, size in live.items()
+            if size != was[category]
+        ),
+    )
 
 
 class _Kind(NamedTuple):

@@ -412,7 +412,7 @@ def made_of(live: Breakdown, whole: int) -> str:
 
 def _help(found: Composition) -> tuple[str, ...]:
     saving = found.saving
-    grows = () if found.growth is None else (capital(found.growth.message),)
+    grows = tuple(capital(each.message) for each in found.news)
     if saving is None or not saving.saved:
         return grows
     steps = " in the recorded steps" if found.of_steps else ""
