@@ -340,14 +340,12 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         return None  # the last step, which this finding is about, came later
     position = run.peak if run.at_failure else run.peaks[-1]
     unneeded, since = _unneeded(run)
+    unneeded &= ~_unused_graph(run)
     kept = unneeded & (since <= position) & run.analysis.lifetimes.alive_at(position)
     size = run.bytes_of(kept)
     if not run.notable(size):
         return None
     held = _holders(run, unneeded)
-    graph = _graph_kept(run, kept, held)
-    if graph is not None:
-        return graph
     variables = _variables(run, held, kept)
     shown = variables[:_NAMED]
     dropped = _held_by(run, held, shown)
@@ -519,103 +517,70 @@ def _last_use(run: TrainingRun) -> tuple[Column, Mask]:
     return since, run.marked(facts.allocation[later])
 
 
-def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
-    """The finding if most of what is ``kept`` is a graph through which no backward ran, as of an evaluation.
-
-    A backward of its step has freed the graph of the loss, and none allocated for the lines that made this one: as
-    would one that retains its graph. The variable made last holds it.
-    """
-    lifetimes, facts = run.analysis.lifetimes, run.analysis.facts
-    casts = run.analysis.classes.of(Category.CAST_COPIES) & (run.with_fact(Fact.SAVED) > 0)
-    since, _ = _last_use(run)
-    position = run.peak if run.at_failure else run.peaks[-1]
-    graph = (kept & run.ever_kept_by_autograd) | (
-        casts & (lifetimes.phase == Phase.FORWARD) & (since != FOREVER) & (lifetimes.died_ns > since)
-    )
-    graph &= lifetimes.alive_at(position) & ~_seen(run, held)
-    size = run.bytes_of(graph)
-    freed = run.ever_kept_by_autograd & (lifetimes.died_ns <= since) & np.isin(lifetimes.step, lifetimes.step[graph])
-    ran = (lifetimes.phase == Phase.BACKWARD) & np.isin(lifetimes.stack, lifetimes.stack[graph])
-    if 2 * size <= run.bytes_of(kept | graph) or not freed.any() or ran.any():
-        return None
-    newest = int(lifetimes.born_ns[graph].max())
-    rows = np.flatnonzero((facts.fact == Fact.VARIABLE) & (lifetimes.born_ns[facts.allocation] >= newest))
-    rows = rows[
-        lifetimes.alive_at(position)[facts.allocation[rows]]
-        & (lifetimes.phase[facts.allocation[rows]] == Phase.FORWARD)
-    ]
-    if not len(rows):
-        return None
-    row = rows[np.argmin(lifetimes.born_ns[facts.allocation[rows]])]
-    variable = _variable(run.text(facts.name[row]), run.text(facts.module[row]), size, number=False)
-    return Finding(
-        code="outputs-kept",
-        severity="advice",
-        section=Section.ALLOCATIONS,
-        message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although no backward ran through "
-        f"them: the graph of {variable.in_words(short=True)} holds them.",
-        bytes=size,
-        change=f"with torch.no_grad(): around what makes `{variable.name}`, as nothing is backpropagated from it",
-        evidence=(f"held by the graph of {variable.in_words()}", *run.largest(graph)),
-        off_peak=run.off_peak(lifetimes.bytes * graph, _freed_without(run, graph), place=len(run.steps) - 1),
-    )
-
-
-def _freed_without(run: TrainingRun, graph: Mask) -> Column:
-    """For each allocation the position at which it would be freed if it were not in the ``graph``.
-
-    A result is freed once the next one is made; a cast copy, when its autocast region is left.
-    """
-    lifetimes, phases = run.analysis.lifetimes, run.recording.phases.time_ns
-    over = np.append(phases, FOREVER)[np.searchsorted(phases, lifetimes.born_ns, side="right")]
-    chain = np.flatnonzero(graph & ~run.analysis.classes.of(Category.CAST_COPIES))
-    over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
-    return run.analysis.timeline.positions(over)
-
-
 def no_grad_missing(run: TrainingRun) -> Finding | None:
-    """Forwards saved results for a backward that never came, as an evaluation without ``torch.no_grad()`` does.
-
-    Each forward counts as a whole, so a part of a model whose result the loss leaves out is none; nor is a step that
-    was skipped, whose lines other steps went through backward with.
-    """
-    lifetimes, classes, facts = run.analysis.lifetimes, run.analysis.classes, run.analysis.facts
-    saved = run.with_fact(Fact.SAVED) > 0
-    saved &= (classes.of(Category.ACTIVATIONS) | classes.of(Category.CAST_COPIES)) & (lifetimes.phase == Phase.FORWARD)
-    backwards = np.array([*run.starts(Phase.BACKWARD), FOREVER])
-    backward = backwards[np.searchsorted(backwards, lifetimes.born_ns)]
-    used = saved & (lifetimes.died_ns >= backward)
-    if run.unfinished is not None or (len(backwards) == 1 and not trains(run.recording)):
-        used &= backward != FOREVER  # what is alive at the end may still be used only in a run that trains on
-    starts = np.unique(facts.time_ns[facts.fact == Fact.INPUT])
-    call = np.searchsorted(starts, lifetimes.born_ns)
-    graph = saved & ~np.isin(call, call[used]) & ~np.isin(lifetimes.stack, lifetimes.stack[used])
-    position = (
-        run.peak if run.bytes_of(graph & lifetimes.alive_at(run.peak)) else run.most_alive(lifetimes.bytes * graph)
-    )
-    size = run.bytes_of(graph & lifetimes.alive_at(position))
-    if not size:
+    """Forwards saved results for a backward that never came, as an evaluation without ``torch.no_grad()`` does."""
+    graph, lifetimes = _unused_graph(run), run.analysis.lifetimes
+    alive, at = _alive(run, graph)
+    if not alive.any():
         return None
     stacks = np.unique(lifetimes.stack[graph & (lifetimes.module != 0)]).tolist()
     frames = zip(*(run.text(stack).splitlines() for stack in stacks), strict=False)
     common = takewhile(lambda frame: frame.count(frame[0]) == len(frame), frames)
     calls = [frame for frame, *_ in common if not frame.endswith(".forward")]  # the script's call of its model
-    where, _, function = (
-        own_frame(calls).replace("\\", "/").rpartition("/")[2].partition(" ") if calls else ("", "", "")
-    )
+    where, _, function = own_frame(calls or [""]).replace("\\", "/").rpartition("/")[2].partition(" ")
     line = f"the forward at {where}{f' in {function}' if function.isidentifier() else ''}" if where else "a forward"
+    # Without a graph a result is freed once the next one is made; a cast copy, when its autocast region is left.
+    over = _phase_ends(run)
+    chain = np.flatnonzero(graph & ~run.analysis.classes.of(Category.CAST_COPIES))
+    over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
+    held = run.with_fact(Fact.VARIABLE) > 0  # those stay
     return Finding(
         code="no-grad-missing",
         severity="advice",
         section=Section.ACTIVATIONS,
-        message=f"{format_bytes(size)} at {run.instant if position == run.peak else 'their most'} are activations that "
-        f"no backward uses: {line} ran with gradients on.",
-        bytes=size,
+        message=f"{format_bytes(run.bytes_of(alive))} at {at} are activations that no backward uses: {line} ran with "
+        "gradients on.",
+        bytes=run.bytes_of(alive),
         change=f"with torch.no_grad(): around {line}",
-        evidence=run.largest(graph & lifetimes.alive_at(position)),
-        off_peak=run.off_peak(lifetimes.bytes * graph, _freed_without(run, graph)),
+        evidence=run.largest(alive),
+        off_peak=run.off_peak(lifetimes.bytes * (graph & ~held), run.analysis.timeline.positions(over)),
         least=True,
     )
+
+
+def _unused_graph(run: TrainingRun) -> Mask:
+    """What forwards saved through which no backward ran: none freed it, and none allocated for its lines.
+
+    Each forward counts as a whole, so a part of a model whose result the loss leaves out is none; nor is a step that
+    was skipped, whose lines other steps went through backward with.
+    """
+    lifetimes, classes, facts = run.analysis.lifetimes, run.analysis.classes, run.analysis.facts
+    phases, lines = run.recording.phases, lifetimes.stack[(lifetimes.phase == Phase.BACKWARD) & (lifetimes.stack != 0)]
+    saved = (run.with_fact(Fact.SAVED) > 0) & (lifetimes.phase == Phase.FORWARD)
+    saved &= classes.of(Category.ACTIVATIONS) | classes.of(Category.CAST_COPIES)
+    row = np.searchsorted(phases.time_ns, lifetimes.died_ns, side="right") - 1
+    freed_in = np.append(phases.phase, Phase.SETUP)[row]
+    used = saved & ((freed_in == Phase.BACKWARD) | np.isin(lifetimes.stack, lines))
+    if FUNCTIONAL in run.recording.notes or (trains(run.recording) and not len(lines)):
+        used = saved
+    starts = np.unique(facts.time_ns[facts.fact == Fact.INPUT])
+    call = np.searchsorted(starts, lifetimes.born_ns)
+    unused: Mask = saved & ~np.isin(call, call[used])
+    return unused
+
+
+def _alive(run: TrainingRun, mine: Mask) -> tuple[Mask, str]:
+    """The allocations of ``mine`` at the peak, or if there are none, where they take the most; and that instant."""
+    alive = mine & run.analysis.lifetimes.alive_at(run.peak)
+    if alive.any():
+        return alive, run.instant
+    return mine & run.analysis.lifetimes.alive_at(run.most_alive(run.analysis.lifetimes.bytes * mine)), "their most"
+
+
+def _phase_ends(run: TrainingRun) -> Column:
+    """When the phase ends in which each allocation was made, in ns."""
+    phases = run.recording.phases.time_ns
+    return np.append(phases, FOREVER)[np.searchsorted(phases, run.analysis.lifetimes.born_ns, side="right")]
 
 
 def predictions_kept(run: TrainingRun) -> Finding | None:
@@ -623,31 +588,28 @@ def predictions_kept(run: TrainingRun) -> Finding | None:
 
     The saving is a lower bound: what is made of them after the last batch would be gone, too.
     """
-    lifetimes, recording = run.analysis.lifetimes, run.recording
-    kept = kept_predictions(lifetimes, run.analysis.facts, recording)
-    mine = run.analysis.classes.of(Category.KEPT_PREDICTIONS)
-    if not mine.any():
+    lifetimes, mine = run.analysis.lifetimes, run.analysis.classes.of(Category.KEPT_PREDICTIONS)
+    alive, at = _alive(run, mine)
+    if not alive.any():
         return None
-    position = run.peak if run.bytes_of(mine & lifetimes.alive_at(run.peak)) else run.most_alive(lifetimes.bytes * mine)
-    alive = mine & lifetimes.alive_at(position)
-    sizes = {each: run.bytes_of(alive & each.allocations) for each in kept}
-    most = max(kept, key=lambda each: sizes[each])
-    variable = _variable(most.name, most.place, sizes[most], number=False)
-    phases = recording.phases.time_ns
-    over = np.append(phases, FOREVER)[np.searchsorted(phases, lifetimes.born_ns, side="right")]
-    since = np.where(lifetimes.phase == Phase.BETWEEN, lifetimes.born + 1, run.analysis.timeline.positions(over) + 1)
-    on_cpu = "" if recording.run.device_type == "cpu" else "move each result to the CPU before it is kept (.cpu()), or "
+    kept = kept_predictions(lifetimes, run.analysis.facts, run.recording)
+    most = max(kept, key=lambda each: run.bytes_of(alive & each.allocations))
+    variable = _variable(most.name, most.place, run.bytes_of(alive & most.allocations), number=False)
+    since = run.analysis.timeline.positions(_phase_ends(run)) + 1
+    on_cpu = run.recording.run.device_type == "cpu"
+    moved = "" if on_cpu else "move each result to the CPU before it is kept (.cpu()), or "
     return Finding(
         code="predictions-kept",
         severity="advice",
         section=Section.ALLOCATIONS,
-        message=f"{format_bytes(run.bytes_of(alive))} at {run.instant if position == run.peak else 'their most'} are "
-        f"results of earlier batches of an evaluation: {variable.in_words(short=True)} keeps them, "
-        f"{format_bytes(most.grown)} more with each batch.",
+        message=f"{format_bytes(run.bytes_of(alive))} at {at} are results of earlier batches of an evaluation: "
+        f"{variable.in_words(short=True)} keeps them, {format_bytes(most.grown)} more with each batch.",
         bytes=run.bytes_of(alive),
-        change=f"{on_cpu}compute the metric for each batch and keep its number, not `{most.name}`",
-        evidence=(f"{format_bytes(sizes[most])}: held by {variable.in_words()}", *run.largest(alive)),
-        off_peak=run.off_peak(lifetimes.bytes * mine, since),
+        change=f"{moved}compute the metric for each batch and keep its number, not `{most.name}`",
+        evidence=(f"{format_bytes(variable.bytes)}: held by {variable.in_words()}", *run.largest(alive)),
+        off_peak=run.off_peak(
+            lifetimes.bytes * mine, np.where(lifetimes.phase == Phase.BETWEEN, lifetimes.born + 1, since)
+        ),
         least=True,
     )
 
