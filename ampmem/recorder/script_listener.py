@@ -215,17 +215,14 @@ class ScriptListener:
                 self._generation = self.models.generation
                 self.models.records(lambda record: record)
 
-    def take_forwards(self, most: int | None) -> list[StepRecord]:
+    def take_forwards(self, most: int) -> list[StepRecord]:
         """Make each of the first ``most`` outermost forwards a step, in a script that has run no backward."""
-        starts, ends, sizes = zip(*self._forwards, strict=True) if self._forwards else ((), (), ())
-        self._forwards = []
-        if starts:
-            self.log.make_steps(starts, ends, len(starts) if most is None else most)
-        spans = zip((*starts[:1], *ends), ends[:most], sizes, strict=False)
-        return [
-            OpenStep(start_ns=start, end_ns=end, batch_size=size).record(number)
-            for number, (start, end, size) in enumerate(spans)
-        ]
+        if not self._forwards:
+            return []
+        starts, ends, sizes = zip(*self._forwards, strict=True)
+        self.log.make_steps(starts, ends, most)
+        spans = enumerate(zip((starts[0], *ends), ends[:most], sizes, strict=False))
+        return [OpenStep(start_ns=start, end_ns=end, batch_size=size).record(n) for n, (start, end, size) in spans]
 
     def leave_forward(self) -> None:
         """Deactivate all that belongs to forward alone; does nothing if none of it is active."""

@@ -423,11 +423,10 @@ class Session:
         A script with an optimizer that ran a model with gradients on has ended before it trained.
         """
         outcome = self.outcome
-        if outcome.step_on is not StepOn.FOUND or outcome.backwards or outcome.recorded or not outcome.model:
+        trains = outcome.backwards or (outcome.optimizer and self.log.in_graph)
+        if outcome.step_on is not StepOn.FOUND or trains or outcome.recorded or not outcome.model:
             return []
-        if outcome.optimizer and self.log.in_graph:
-            return []
-        steps = self.listener.take_forwards(self.options.steps)
+        steps = self.listener.take_forwards(min(self.options.steps or MOST_STEPS, MOST_STEPS))
         if steps:
             outcome.step_on, outcome.steps, outcome.recorded = StepOn.FORWARD, len(steps), len(steps)
             self._notes.add(_INFERENCE)
