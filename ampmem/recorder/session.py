@@ -411,19 +411,20 @@ class Session:
             self.listener.holders.note_rest(self.models, states, self.source.blocks(), inputs)
         steps = [] if failure is not None else self._steps_of_inference()
         try:
-            self._write(raw, taken, step)
+            self._write(raw, taken, steps[0] if steps else step)
             if steps and self.writer is not None:
-                self.writer.file.add_steps(steps)
+                self.writer.file.add_steps(steps[1:])
         except RecordingError as error:  # as in _give_up: the script goes on
             self.outcome.stopped_by = str(error)
 
     def _steps_of_inference(self) -> list[StepRecord]:
         """The outermost forwards as steps, if no backward has run, which a note says; else none.
 
-        A script with an optimizer that ran a model with gradients on has ended before it trained.
+        A script with an optimizer that ran a model with gradients on has ended before it trained, and one with child
+        processes may train there.
         """
         outcome = self.outcome
-        trains = outcome.backwards or (outcome.optimizer and self.log.in_graph)
+        trains = outcome.backwards or outcome.children or (outcome.optimizer and self.log.in_graph)
         if outcome.step_on is not StepOn.FOUND or trains or outcome.recorded or not outcome.model:
             return []
         steps = self.listener.take_forwards(min(self.options.steps or MOST_STEPS, MOST_STEPS))

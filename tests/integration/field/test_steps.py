@@ -123,7 +123,7 @@ def test_a_marker_that_is_never_met_is_one_clear_error(tmp_path: Path, marker: s
     ran = record(tmp_path, "manual_sgd", "--step-on", marker, *ALL, how=())
     assert ran.exit_code in (1, 2)
     assert said in ran.said
-    assert "backward, optimizer, forward, or a function as FILE.py:FUNCTION" in ran.said
+    assert "backward, optimizer, forward, evaluation, or a function as FILE.py:FUNCTION" in ran.said
     assert not (tmp_path / "run.ampmem").exists()
 
 
