@@ -236,7 +236,8 @@ class ScriptListener:
             self.log.fact(Fact.RECOMPUTED, address)
 
     def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self.act(self.machine.skimmed(self._held_by(module), evaluates=self._evaluates(module)))
+        evaluates = self.machine.infers and self._evaluates(module)
+        self.act(self.machine.skimmed(self._held_by(module), evaluates=evaluates))
 
     def _evaluates(self, module: nn.Module) -> bool:
         """Whether the forward of ``module`` that starts now is one of an evaluation.

@@ -51,6 +51,7 @@ OF_A_FAILURE: tuple[Check, ...] = (
     precision.fp32_activations,
     copies.expanded_buffer_cast,
     training_loop.foreach_temporaries,
+    training_loop.predictions_kept,
 )
 """The checks that need only what was alive when memory ran out, so they apply to a first step that failed."""
 
