@@ -14,7 +14,9 @@ from command_line import refused
 from commands import ampmem, python
 from ready_python import ready_python
 
+from ampmem import profile
 from ampmem.analysis.summary import summarize
+from ampmem.errors import UsageError
 from ampmem.recording import read
 from ampmem.units import format_bytes
 
@@ -329,6 +331,11 @@ def test_an_evaluation_alone_is_recorded(tmp_path: Path) -> None:
     assert "the local variable `results` of evaluate (train.py:7)" in finding.message
     peak = summary.peak.categories
     assert (peak["kept_predictions"], peak["gradients"], peak["parameters"]) == (3 * result, weights, weights)
+
+
+def test_a_phase_that_cannot_be_recorded_alone_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"unknown phase 'training'; the only one .* is evaluation"):
+        profile(phase="training")
 
 
 def test_a_script_without_an_evaluation_says_so(tmp_path: Path) -> None:

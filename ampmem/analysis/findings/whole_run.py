@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -224,14 +223,14 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
     holders = {place.holder for place in ordered}
     held = f", held by {holders.pop()}" if len(holders) == 1 and "" not in holders else ""
     most = "" if ordered[0].holder else f" Most of it was made by {_place_in_words(run, ordered[0])}."
-    kind = _kind_of(run, places)
+    what, change = _kind_of(run, places)
     return Finding(
         code="steady-growth",
         severity="warning",
         section=Section.TIMELINE,
-        message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}{held}: {kind.what}.{most}",
+        message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}{held}: {what}.{most}",
         bytes=each[-1],
-        change=kind.change,
+        change=change,
         evidence=(
             _by_step(steps, each),
             *(
@@ -271,9 +270,9 @@ def larger_step(run: TrainingRun) -> Finding | None:
     if run.unfinished is None:
         higher = [at for at in range(2, len(steps)) if sizes[at] > _LARGER * max(sizes[:at])]
         place = max(higher, key=lambda at: sizes[at] - max(sizes[:at]), default=0)
-        if len(higher) == len(steps) - 2:
+        if len(higher) == len(steps) - 2 > 1:
             return None  # each step takes more than the one before: that is growth
-    if place < 2:
+    if place < 2 or (run.unfinished is not None and not run.recording.ooms):
         return None
     good = max(at for at in range(place) if _LARGER * sizes[at] >= max(sizes[:place]))
     before, now = analysis.peaks[good], analysis.peaks[place] if run.unfinished is None else failure_position(analysis)
@@ -305,15 +304,8 @@ def larger_step(run: TrainingRun) -> Finding | None:
     )
 
 
-class _Kind(NamedTuple):
-    """Why memory grows, and what to change."""
-
-    what: str
-    change: str
-
-
-def _kind_of(run: TrainingRun, places: Collection[_Place]) -> _Kind:
-    """What keeps the memory that the steps left at ``places``."""
+def _kind_of(run: TrainingRun, places: Collection[_Place]) -> tuple[str, str]:
+    """What keeps the memory that the steps left at ``places``, and what to change."""
     lifetimes, saved = run.analysis.lifetimes, run.with_fact(Fact.SAVED) > 0
     left = _own(run) & (lifetimes.died == ALIVE) & (lifetimes.step >= run.steps[0].index)
     there = np.zeros(len(lifetimes), dtype=np.bool_)
@@ -321,22 +313,20 @@ def _kind_of(run: TrainingRun, places: Collection[_Place]) -> _Kind:
         there |= (lifetimes.op == place.op) & (lifetimes.module == place.module) & (lifetimes.stack == place.stack)
     there &= left
     if (there & saved & (lifetimes.phase == Phase.BACKWARD)).any():
-        return _Kind(
-            "backward made a graph (create_graph=True), and a gradient in it holds it in a cycle", _DIFFERENTIABLE
-        )
+        return "backward made a graph (create_graph=True), and a gradient in it holds it in a cycle", _DIFFERENTIABLE
     counts = [int((there & (lifetimes.step == step.index)).sum()) for step in run.steps]
     if all(later > earlier for earlier, later in pairwise(counts)):
         more = f"each step makes more of it than the one before ({', '.join(map(str, counts[-3:]))} tensors)"
-        return _Kind(f"{more}, as a hook does that is registered in each step", _REGISTERED)
+        return f"{more}, as a hook does that is registered in each step", _REGISTERED
     attribute, variable = _growing(run, there, Fact.ATTRIBUTE), _growing(run, left, Fact.VARIABLE)
     facts, items = run.analysis.facts, np.array([bool(_ITEM.search(text)) for text in run.recording.texts])
     in_lists = run.marked(facts.allocation[(facts.fact == Fact.VARIABLE) & items[facts.name]])
     if attribute:
-        return _Kind(f"a module adds it to its attribute `{attribute}`, and nothing empties that", _CLEARED)
+        return f"a module adds it to its attribute `{attribute}`, and nothing empties that", _CLEARED
     kept = f" in `{variable}`" if variable else ""
     if 2 * run.bytes_of(there & saved & ~in_lists) > run.bytes_of(there):
-        return _Kind(f"it is the graph of results that the script keeps{kept}", _NUMBERS)
-    return _Kind(f"the script keeps it{kept}" if kept else "nothing has freed it by the end of the recording", _NUMBERS)
+        return f"it is the graph of results that the script keeps{kept}", _NUMBERS
+    return f"the script keeps it{kept}" if kept else "nothing has freed it by the end of the recording", _NUMBERS
 
 
 def _growing(run: TrainingRun, left: Mask, fact: Fact, *, items: bool = True) -> str:

@@ -47,19 +47,15 @@ def kept_predictions(lifetimes: Lifetimes, facts: JoinedFacts, recording: Record
     made[facts.allocation[facts.fact == Fact.INPUT]] = False
     results = np.zeros_like(made)
     results[facts.allocation[facts.fact == Fact.OUTPUT]] = True
-    held: dict[tuple[str, str, str], list[set[int]]] = {}
-    places: dict[tuple[str, str, str], str] = {}
+    held: dict[tuple[str, str], list[set[int]]] = {}
     mine = made[facts.allocation[rows]]
     columns = (facts.name[rows], facts.module[rows], look, facts.allocation[rows])
     for name, place, index, allocation in zip(*(column[mine].tolist() for column in columns), strict=True):
-        where, _, function = texts[place].rpartition(" ")
-        key = (_ITEM.sub("", texts[name]), where.rpartition(":")[0], function)
-        places[key] = texts[place]
-        held.setdefault(key, [set() for _ in looks])[index].add(allocation)
+        held.setdefault((_ITEM.sub("", texts[name]), texts[place]), [set() for _ in looks])[index].add(allocation)
     found = ((key, _kept(lifetimes, sets)) for key, sets in held.items())
     return tuple(
-        KeptPredictions(name=key[0], place=places[key], grown=grown, allocations=_all_of(lifetimes, results, kept))
-        for key, (kept, grown) in found
+        KeptPredictions(name=name, place=place, grown=grown, allocations=_all_of(lifetimes, results, kept))
+        for (name, place), (kept, grown) in found
         if kept
     )
 
