@@ -58,8 +58,8 @@ class Driver(Protocol):
     def begin_evaluation(self) -> None:
         """Begin the recording with the forward that is about to run, unless it is to be skipped."""
 
-    def done(self) -> None:
-        """End the recording: all that was asked is in it."""
+    def end_evaluation(self) -> None:
+        """End the recording: the evaluation is over."""
 
     def stop_recording(self, why: str) -> None:
         """End the recording; the script goes on."""
@@ -118,7 +118,7 @@ class ScriptListener:
         self._does: dict[Do, tuple[Callable[[], None], ...]] = {
             Do.PAUSE: (source.pause,),
             Do.BEGIN: (driver.begin_evaluation,),
-            Do.END: (driver.done,),
+            Do.END: (driver.end_evaluation,),
             Do.BEGIN_STEP: (self.begin_step,),
             Do.SEE_MODEL: (self._see_model,),
             Do.LOOK: (self.variables.note,),

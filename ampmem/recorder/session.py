@@ -324,7 +324,7 @@ class Session:
             self.stopwatch.lap()
             self.outcome.steps += 1
             if self.outcome.steps == self.options.skip + (self.options.steps or 0):
-                self.done()
+                self._done()
         elif self.recording:
             self._end_recorded_step()
         else:
@@ -339,6 +339,11 @@ class Session:
         """Begin the recording with the forward that is about to run, unless it is to be skipped."""
         if self.outcome.steps == self.options.skip and not self.options.timed:
             self._begin_now()
+
+    def end_evaluation(self) -> None:
+        """End the recording: the evaluation is over."""
+        self.outcome.stopped_by = "the evaluation was over"
+        self._done()
 
     def _begin_now(self) -> None:
         try:
@@ -374,11 +379,11 @@ class Session:
                 self._on_step(self.outcome.recorded)
         finally:
             if self.outcome.recorded == self.options.steps:
-                self.done()
+                self._done()
             elif self.outcome.recorded == MOST_STEPS:
                 self.stop_recording(f"the recording was full: it has at most {MOST_STEPS:,} steps")
 
-    def done(self) -> None:
+    def _done(self) -> None:
         """End the recording: all requested steps have ended."""
         over = self._over  # if so, the last step was found at the script's end, and nothing is left to stop
         try:

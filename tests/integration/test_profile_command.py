@@ -322,6 +322,7 @@ def test_an_evaluation_alone_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(EVALUATION)
     done = ampmem(tmp_path, "profile", "--phase", "evaluation", "--skip", "1", "--steps", "9", "train.py")
     assert (done.returncode, "done" in done.stdout) == (0, False)  # the training after it ends the recording
+    assert "recorded 4 steps in " in done.stderr and "; then the evaluation was over" in done.stderr
     recording = read(tmp_path / "train.ampmem")
     summary = summarize(recording)
     assert (recording.run.step_on, len(recording.steps)) == ("evaluation", 4)
