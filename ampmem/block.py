@@ -22,7 +22,7 @@ from ampmem.failure import failure_of
 from ampmem.output import Bundle, Shown, check_output, one_line, sized
 from ampmem.recorder.options import Asked, asked_in_python, wrong_type
 from ampmem.recording import SUFFIX, read
-from ampmem.vocabulary import Device, Precision
+from ampmem.vocabulary import Device, Precision, StepOn
 
 if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
@@ -60,6 +60,7 @@ def profile(
     gpu: str | None = None,
     assume: Sequence[str] = (),
     step_on: str | None = None,
+    phase: str | None = None,
     precision: str = Precision.AS_IS.value,
     dtype: str | None = None,
     seed: int | None = None,
@@ -83,6 +84,7 @@ def profile(
             ``compile=eager`` runs code of ``torch.compile`` uncompiled. A string is one assumption.
         step_on: what ends a step: ``backward``, ``optimizer``, ``forward`` for inference, or each return of a function,
             as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; by default found automatically.
+        phase: ``evaluation`` records only the first evaluation in the block, one step for each batch.
         precision: what to force on the block: ``fp32`` without autocast and GradScaler, ``amp`` with autocast,
             ``amp-nocache`` with autocast without its weight cache; ``as-is`` changes nothing.
         dtype: what autocast casts to, ``bf16`` or ``fp16``, under ``amp`` and ``amp-nocache``; by default what the
@@ -96,10 +98,12 @@ def profile(
 
     Raises:
         UsageError: at once, when an argument is invalid, when ``gpu`` is unknown, when ``device`` is a real one but
-            ``gpu`` or ``assume`` is given, or when ``step_on`` names nothing; on entering, when another ``profile`` is
-            active, when ``output`` exists or cannot be written, when ``device`` cannot be recorded, when ``gpu`` is
-            given without ``device`` where torch sees a GPU, or when torch.profiler is running.
+            ``gpu`` or ``assume`` is given, or when ``step_on`` or ``phase`` names nothing; on entering, when another
+            ``profile`` is active, when ``output`` exists or cannot be written, when ``device`` cannot be recorded, when
+            ``gpu`` is given without ``device`` where torch sees a GPU, or when torch.profiler is running.
     """
+    if phase not in (None, StepOn.EVALUATION):
+        raise UsageError(f"unknown phase {phase!r}; the only one that can be recorded alone is {StepOn.EVALUATION}")
     asked = asked_in_python(
         steps=steps,
         skip=skip,
@@ -108,7 +112,7 @@ def profile(
         device=device,
         gpu=gpu,
         assume=assume,
-        step_on=step_on,
+        step_on=step_on if phase is None else phase,
         precision=precision,
         dtype=dtype,
         seed=seed,

@@ -215,6 +215,12 @@ class StepOn(StrEnum):
     """Each single update."""
     FORWARD = "forward"
     """Each outermost forward of a model: inference."""
+    EVALUATION = "evaluation"
+    """Each outermost forward of the first evaluation in a script that trains, which alone is recorded."""
+
+
+OF_INFERENCE = (StepOn.FORWARD, StepOn.EVALUATION)
+"""The ends of steps that have neither a backward nor an update."""
 
 
 class SourceKind(StrEnum):

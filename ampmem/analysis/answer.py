@@ -148,7 +148,7 @@ class Composition:
     steps, where that is higher; ``part`` says that the script ran on unrecorded after those steps. ``whole`` is the
     peak of the whole run, which may be another one; ``None`` where memory ran out. ``holders`` hold what is not the
     training's own; empty for a step without the peak. ``second`` are the script's first two steps, if the second needs
-    more.
+    more. ``news`` are the findings that memory grows with every step, and that a step takes more than those before.
     """
 
     peak: PeakOf
@@ -162,6 +162,7 @@ class Composition:
     whole: WholePeak | None = None
     holders: tuple[Held, ...] = ()
     second: tuple[Step, Step] | None = None
+    news: tuple[Finding, ...] = ()
 
     @property
     def of_steps(self) -> bool:
@@ -237,6 +238,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         peak=replace(at, bytes=sum(live.values()), allocated=None if short else at.allocated),
         step=step,
         parts=live,
+        news=tuple(each for each in summary.findings if each.code in ("steady-growth", "larger-step")),
         saving=max(
             # What would have helped after the recorded steps is unknown.
             (each for each in summary.findings if _matters(each, summary) and not (short and short.later)),

@@ -25,7 +25,7 @@ from ampmem.analysis.timeline.marks import phase_at, unfinished_step
 from ampmem.analysis.timeline.timeline import ByPhase, MemoryHistory, PhaseName
 from ampmem.errors import RecordingError
 from ampmem.events import NO_STEP, Fact, OomRecord, Phase, Recording, RunRecord
-from ampmem.vocabulary import AutocastDtype, Device, Precision, SourceKind, StepOn
+from ampmem.vocabulary import OF_INFERENCE, AutocastDtype, Device, Precision, SourceKind
 
 _REASONS = {
     Reason.OVERSIZE: "raise max_split_size_mb in PYTORCH_ALLOC_CONF, or leave it out",
@@ -40,13 +40,12 @@ _LARGEST = {
     Category.ACTIVATIONS: "make the batch smaller, or recompute activations with torch.utils.checkpoint",
     Category.CAST_COPIES: "run what needs no gradient under torch.no_grad(), and use a weight once per forward",
     Category.OPTIMIZER_STATE: "use an optimizer with a smaller state, or spread the state over several GPUs",
+    Category.KEPT_PREDICTIONS: "keep results on the CPU (.cpu()), or compute the metric for each batch",
     Category.GRADIENTS: "set gradients to None before the forward (zero_grad(set_to_none=True))",
 }
 _OTHERWISE = "make the batch or the model smaller, or spread the model over several GPUs"
 _IN_SETUP = "make the model smaller, or use a larger GPU"
 """The advice during setup, where there is no batch yet."""
-_INFERENCE = (StepOn.FORWARD,)
-"""The step boundary of a script that makes neither gradients nor updates."""
 _STATES_OF_ADAM = 2
 _STEPS = 3
 """The default number of recorded steps."""
@@ -282,7 +281,7 @@ def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | No
     optimizers = (*recording.optimizers, *recording.waiting)
     runs = (recording.phases.phase == Phase.FORWARD) | (recording.phases.phase == Phase.BACKWARD)
     trained = [record for record in recording.parameters if record.trainable]
-    if not trained or not (optimizers or runs.any()) or recording.run.step_on in _INFERENCE:
+    if not trained or not (optimizers or runs.any()) or recording.run.step_on in OF_INFERENCE:
         return None
     of_gradients = facts.fact == Fact.GRADIENT
     there = _names_of_rows(history, of_gradients & history.lifetimes.alive_at(position)[facts.allocation])
@@ -431,7 +430,7 @@ def _least_needed(recording: Recording, found: FailedRequest, total: int) -> int
         return there
     to_move = max(sum(map(own_bytes, recording.parameters)) - found.alive[Category.PARAMETERS], 0)
     coming, trained = found.to_come, [record for record in recording.parameters if record.trainable]
-    if recording.run.step_on in _INFERENCE:
+    if recording.run.step_on in OF_INFERENCE:
         return there + to_move
     whole = sum(map(own_bytes, trained))
     if coming is None:

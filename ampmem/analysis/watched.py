@@ -6,14 +6,14 @@ import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.jsonable import Json, like, schema_of, text_of
+from ampmem.analysis.jsonable import NOT_IN_JSON, Json, like, schema_of, text_of
 from ampmem.analysis.out_of_memory import FailedRequest, batch_varied, gpu_called
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import CODES, Category
@@ -110,6 +110,8 @@ class WatchedSummary:
     """The last step; ``None`` before the first."""
     steps_per_second: float | None
     """Steps per second, over the last 20 steps; ``None`` with fewer than two."""
+    usual_batch: str = field(metadata=NOT_IN_JSON)
+    """The most frequent batch of the last steps; empty if unknown."""
     growth: Growth | None
     """The growth of the memory alive at the end of each step; ``None`` without evidence of growth."""
     grown: tuple[Grown, ...]
@@ -167,6 +169,7 @@ def watched_run(
         highest=highest,
         last=rows[-1] if rows else None,
         steps_per_second=speed,
+        usual_batch=_usual_batch(rows[-_USUAL:]),
         growth=growth_of([row.step for row in rows], [row.alive for row in rows]),
         grown=run.grown,
         full=full,
@@ -288,8 +291,6 @@ def _bytes_in_last_full(held: HeldMemory, full: FullPart | None, others: Sequenc
 
 def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> Shortage:
     recent = rows[-_USUAL:]
-    batches = [row.batch for row in recent]
-    usual = max(set(batches), key=batches.count) if batches else ""
     peaks = sorted(row.peak for row in recent)
     inside = full[-1].ended_by if full and ending.asked is None else None
     if inside is not None:
@@ -300,7 +301,12 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
         for each in ending.held
     )
     usual_peak = peaks[len(peaks) // 2] if peaks else None
-    return like(Shortage, ending, usual_batch=usual, usual_peak=usual_peak, held=held)
+    return like(Shortage, ending, usual_batch=_usual_batch(recent), usual_peak=usual_peak, held=held)
+
+
+def _usual_batch(rows: Sequence[Row]) -> str:
+    """The most frequent batch of ``rows``; empty without rows."""
+    return next((batch for batch, _ in Counter(row.batch for row in rows).most_common(1)), "")
 
 
 def _commands(run: WatchedRun, file: Path, shortage: Shortage | None) -> tuple[str, ...]:

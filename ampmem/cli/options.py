@@ -34,6 +34,7 @@ from ampmem.vocabulary import (
     ForcedOption,
     Form,
     Precision,
+    StepOn,
     forced_options,
 )
 
@@ -184,7 +185,7 @@ _GROUPS = (
     _group("GPU", "device device_option gpu assume", "--gpu h100"),
     _group(
         "Steps",
-        "steps skip every keep step_on synchronize stacks run_to_end times",
+        "steps skip every keep step_on phase synchronize stacks run_to_end times",
         "--steps 5 --skip 2",
         "--every 200",
     ),
@@ -323,6 +324,11 @@ _SHARED: tuple[Decorator, ...] = (
         "--step-on",
         metavar="WHAT",
         help=f"What ends a step: {FORMS}.  [default: updates of the optimizers, or backward if there is no optimizer]",
+    ),
+    click.option(
+        "--phase",
+        type=click.Choice([StepOn.EVALUATION.value]),
+        help="Record this phase alone: the first evaluation of a script that trains, one step for each batch.",
     ),
     click.option("--named", metavar="NAME", hidden=True, help="What recordings call the script, for ampmem."),
     click.option(
@@ -464,7 +470,9 @@ def _with(command: Callable[..., Any], decorators: Sequence[Decorator]) -> Calla
     def with_options(**given: Any) -> Any:
         shared = {name: given.pop(name) for name in names & given.keys()}
         shared |= {name: read(shared[name]) for name, read in _READ.items() if shared.get(name) is not None}
-        shared["step_on"] = step_on_of(shared.get("step_on"))  # an invalid value fails before anything runs
+        shared["step_on"] = step_on_of(
+            given.pop("phase", None) or shared.get("step_on")
+        )  # an invalid value fails before anything runs
         return command(options=ScriptOptions(**shared), **given)
 
     decorated: Callable[..., Any] = with_options

@@ -9,7 +9,7 @@ from types import CodeType
 from ampmem.errors import UsageError
 from ampmem.vocabulary import StepOn
 
-FORMS = "backward, optimizer, forward, or a function as FILE.py:FUNCTION or MODULE.FUNCTION"
+FORMS = "backward, optimizer, forward, evaluation, or a function as FILE.py:FUNCTION or MODULE.FUNCTION"
 _LOCALS = "<locals>."
 
 
@@ -51,7 +51,7 @@ def step_on_of(text: str | None, option: str = "--step-on ") -> StepOn | Marker:
     """
     if text is None:
         return StepOn.FOUND
-    if text in (StepOn.BACKWARD, StepOn.OPTIMIZER, StepOn.FORWARD):
+    if text in tuple(StepOn) and text != StepOn.FOUND:
         return StepOn(text)
     file, colon, name = text.rpartition(":")
     parts = tuple(part for part in Path(file).parts if part != ".") if colon else ()

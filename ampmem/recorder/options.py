@@ -75,6 +75,11 @@ class Options(Asked):
     script_sha256: str = ""
     """The digest of the script's file, if a command line started it."""
 
+    @property
+    def late(self) -> bool:
+        """Whether the recording begins in the middle of the script: after skipped steps, or with an evaluation."""
+        return self.skip > 0 or self.step_on is StepOn.EVALUATION
+
 
 def options_of(asked: Asked, **of_recording: Any) -> Options:
     """``asked`` with the fields of :class:`Options` in ``of_recording``."""

@@ -26,8 +26,6 @@ class Outcome:
     model: bool = False
     """Whether a model with parameters has run."""
     backwards: int = 0
-    evaluations: int = 0
-    """Number of outermost forwards of a model with gradients off."""
     children: int = 0
     """Number of child processes that the script started, without those that load data."""
     optimizer: bool = False
@@ -57,10 +55,6 @@ class Outcome:
     def number(self) -> int:
         """The number of the running step."""
         return self.first_step + self.steps
-
-    def count_evaluation(self) -> None:
-        """Count a forward of a model with gradients off."""
-        self.evaluations += 1
 
     def check(self, elsewhere: str | None, unseen: str = "", nothing: str | None = None) -> None:
         """Raise :class:`NothingRecorded` if there is nothing to show.
@@ -95,6 +89,8 @@ class Outcome:
         )
 
     def _why_nothing(self) -> str | None:
+        if self.step_on is StepOn.EVALUATION and not self.recorded:
+            return "no evaluation was seen: no model that is trained ran in eval mode, or with gradients off"
         if self.steps < self.skip or (0 < self.steps == self.skip and not self.model):
             made = "1 step" if self.steps == 1 else f"{self.steps} steps"
             return f"no step was recorded: the script made {made} and --skip is {self.skip}; use a smaller --skip"
@@ -108,17 +104,13 @@ class Outcome:
         if not self.model:
             return "no model was seen: ampmem follows torch.nn.Module forwards, and none with parameters ran"
         if self.backwards == 0 and self.step_on in (StepOn.FOUND, StepOn.OPTIMIZER, StepOn.BACKWARD):
-            return f"no backward was seen: {self._without_backward()}"
+            return (
+                "no backward was seen: there is no training step to show; does the script train? To record inference, "
+                "use --step-on forward (step_on='forward' in Python)"
+            )
         if self.recorded == 0:
             return f"no step ended: {self._without_end()}"
         return None
-
-    def _without_backward(self) -> str:
-        instead = "to record inference, use --step-on forward (step_on='forward' in Python)"
-        if self.evaluations:
-            times = "once" if self.evaluations == 1 else f"{self.evaluations} times"
-            return f"a model ran {times}, with gradients off; {instead}"
-        return f"there is no training step to show; does the script train? {instead[0].upper()}{instead[1:]}"
 
     def _without_end(self) -> str:
         if self.step_on is StepOn.FORWARD:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ampmem.events import Fact, Phase
+from ampmem.events import Fact, Phase, StepRecord
 from ampmem.names import warning
 from ampmem.recorder.device import DeviceWatch, Placement
 from ampmem.recorder.facts.log import Log
@@ -55,6 +55,12 @@ class Driver(Protocol):
     def end_step(self, ended_ns: int | None) -> None:
         """End the step, now or earlier at ``ended_ns``; may begin or end the recording."""
 
+    def begin_evaluation(self) -> None:
+        """Begin the recording with the forward that is about to run, unless it is to be skipped."""
+
+    def end_evaluation(self) -> None:
+        """End the recording: the evaluation is over."""
+
     def stop_recording(self, why: str) -> None:
         """End the recording; the script goes on."""
 
@@ -80,10 +86,18 @@ class ScriptListener:
         self.machine = StepMachine(options.step_on, self.optimizers)
         self.step = OpenStep()
         """The running step."""
+        self._untrained = False
+        """Whether the last forward that was not recorded was in eval mode or had no gradients."""
         self._loaded: int | None = None
         """Number of samples in the DataLoader's newest batch, if known."""
         self.forward_ns = 0
         """Time when the last outermost forward began."""
+        self._forwards: list[tuple[int, int, int | None]] = []
+        """Start, end (both in ns) and batch size of each outermost forward, as long as no backward has run."""
+        self._batch_size: int | None = None
+        """The batch size of the last outermost forward."""
+        self._generation = -1
+        """The generation of the models whose parameters were recorded before any backward."""
         self.stacks = Stacks(options.stacks)
         self.log = log = Log(source.addresses, source.see)
         log.misses.note = note
@@ -103,9 +117,10 @@ class ScriptListener:
         self.holders = HolderLog(log, self.variables)
         self._does: dict[Do, tuple[Callable[[], None], ...]] = {
             Do.PAUSE: (source.pause,),
+            Do.BEGIN: (driver.begin_evaluation,),
+            Do.END: (driver.end_evaluation,),
             Do.BEGIN_STEP: (self.begin_step,),
             Do.SEE_MODEL: (self._see_model,),
-            Do.COUNT_EVALUATION: (outcome.count_evaluation,),
             Do.LOOK: (self.variables.note,),
             Do.OBSERVE: (self.forward.enter, depth.make_room),
             Do.OBSERVE_AGAIN: (partial(self.forward.enter, recomputing=True), depth.make_room),
@@ -155,7 +170,10 @@ class ScriptListener:
         if type(module).__name__ == self._outcome.in_place:  # it is seen after all: dynamo left this forward uncompiled
             self._outcome.in_place = None
         held = None if recomputing else self._held_by(module)
-        self.act(self.machine.forward_started(held, grad=grad, observed=observed, recomputing=recomputing))
+        started = self.machine.forward_started(
+            held, grad=grad, observed=observed, recomputing=recomputing, trains=grad and module.training
+        )
+        self.act(started)
 
     def _held_by(self, module: nn.Module) -> frozenset[int] | None:
         """The optimizers that hold parameters of ``module``; ``None`` if it is not part of a step or no step waits."""
@@ -165,7 +183,7 @@ class ScriptListener:
     def _see_model(self) -> None:
         self.forward_ns = time_ns()
         self._note_models()
-        self.gradients.watch()
+        self.gradients.watch(there=self.machine.infers)
 
     def _note_models(self) -> None:
         self.models.note()
@@ -179,6 +197,7 @@ class ScriptListener:
         self._outcome.in_place = model
 
     def batch_seen(self, size: int) -> None:
+        self._batch_size = size
         if self.machine.phase is Phase.FORWARD:
             self.step.batch_size = size
             self.step.batch_loaded = size == self._loaded
@@ -190,6 +209,20 @@ class ScriptListener:
         depth.take_room()
         stepping = bool(self.update.stepping)
         self.act(self.machine.forward_ended(raised=raised, grad=torch.is_grad_enabled(), stepping=stepping))
+        if not (raised or self._outcome.backwards):
+            self._forwards.append((self.forward_ns, time_ns(), self._batch_size))
+            if self.models.generation != self._generation:  # the model may be gone at the script's end
+                self._generation = self.models.generation
+                self.models.records(lambda record: record)
+
+    def take_forwards(self, most: int) -> list[StepRecord]:
+        """Make each of the first ``most`` outermost forwards a step, in a script that has run no backward."""
+        if not self._forwards:
+            return []
+        starts, ends, sizes = zip(*self._forwards, strict=True)
+        self.log.make_steps(starts, ends, most)
+        spans = enumerate(zip((starts[0], *ends), ends[:most], sizes, strict=False))
+        return [OpenStep(start_ns=start, end_ns=end, batch_size=size).record(n) for n, (start, end, size) in spans]
 
     def leave_forward(self) -> None:
         """Stop observing forward, and leave ampmem's autocast region; a second call does nothing."""
@@ -203,7 +236,16 @@ class ScriptListener:
             self.log.fact(Fact.RECOMPUTED, address)
 
     def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self.act(self.machine.skimmed(self._held_by(module)))
+        evaluates = self.machine.infers and self._evaluates(module)
+        self.act(self.machine.skimmed(self._held_by(module), evaluates=evaluates))
+
+    def _evaluates(self, module: nn.Module) -> bool:
+        """Whether the forward of ``module`` that starts now is one of an evaluation.
+
+        A single one of a model that no optimizer trains may be a teacher's, in the middle of training.
+        """
+        was, self._untrained = self._untrained, not (module.training and torch.is_grad_enabled())
+        return self._untrained and (was or bool(self.optimizers.holding(module)))
 
     def skimmed_over(self) -> None:
         self.act(self.machine.skimmed_over())
@@ -215,6 +257,7 @@ class ScriptListener:
         self.act(self.machine.backward_started(in_forward=in_forward))
         if self.recording:
             self._outcome.backwards += 1
+            self._forwards.clear()
             self.step.loss, self.step.backwards = loss, self.step.backwards + 1
             # ampmem's own region ends with forward, which is over by now.
             self.step.autocast_in_backward |= torch.is_autocast_enabled(self.precision_seen.device_type)

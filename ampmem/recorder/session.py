@@ -37,13 +37,15 @@ from ampmem.recorder.torch_private.general import in_backward
 from ampmem.recorder.writing import Describer, Joiner, Notes, StepWriter, run_record
 from ampmem.recording import MOST_STEPS, RecordingWriter
 from ampmem.signals import SIGNALS, let_in
-from ampmem.vocabulary import SourceKind, StepOn
+from ampmem.vocabulary import OF_INFERENCE, SourceKind, StepOn
 
 _ENDED_ELSEWHERE = "another thread ended the recording, which continued until the recorded thread next ran something"
 _NEVER_RAN = (
     "{idle} of {trained} trained modules never ran, such as {name}: their activations and gradients are in no number. "
     "If the script chooses modules by data, which a simulated device does not have, give the choice with --assume"
 )
+
+_INFERENCE = "no backward ran, so this is a recording of inference: each forward of a model is a step"
 
 
 class Session:
@@ -139,11 +141,11 @@ class Session:
             self._undo.callback(install())
         if self.options.timed:
             self._undo.callback(self.stopwatch.install())
-        elif self.options.skip == 0:
+        elif not self.options.late:
             self._begin()
         elif self.options.baseline:
             self._find_optimizers(tensors=False)
-        if self.options.step_on is StepOn.FORWARD:
+        if self.options.step_on in OF_INFERENCE:
             self.skim()
 
     def _find_optimizers(self, *, tensors: bool) -> list[torch.Tensor]:
@@ -158,7 +160,7 @@ class Session:
 
     def skim(self) -> None:
         """Follow the forwards of the script while it is not recorded, if they are not followed yet."""
-        to_come = self.options.timed or self.outcome.steps < self.options.skip
+        to_come = self.options.timed or (self.options.late and self.outcome.steps <= self.options.skip)
         if self._unskim is None and to_come:
             self._unskim = boundaries.install_skimming(self.listener, self._hooks.modules.before, self._look)
             self._undo.callback(self._unskim)
@@ -270,7 +272,7 @@ class Session:
         if self._unskim is not None:
             self._unskim()
         self.source.check()
-        if self.options.baseline or self.options.skip:
+        if self.options.baseline or self.options.late:
             tensors = self._find_optimizers(tensors=self.source.see is not None)
             if tensors:
                 self._storages.add(tensors, self.listener.holders.state_of(self.optimizers))
@@ -286,7 +288,7 @@ class Session:
         self.source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
         self.listener.device.begin()
         self.listener.machine.recording = True
-        if self.options.skip:
+        if self.options.late:
             self.listener.begin_step()
 
     @property
@@ -330,12 +332,25 @@ class Session:
 
     def _end_skipped_step(self) -> None:
         self.outcome.steps += 1
-        if self.outcome.steps == self.options.skip:
-            try:
-                with SIGNALS:
-                    self._begin()
-            except UsageError as error:
-                self._give_up(str(error))
+        if self.outcome.steps == self.options.skip and self.options.step_on is not StepOn.EVALUATION:
+            self._begin_now()
+
+    def begin_evaluation(self) -> None:
+        """Begin the recording with the forward that is about to run, unless it is to be skipped."""
+        if self.outcome.steps == self.options.skip and not self.options.timed:
+            self._begin_now()
+
+    def end_evaluation(self) -> None:
+        """End the recording: the evaluation is over."""
+        self.outcome.stopped_by = "the evaluation was over"
+        self._end_after_last_step()
+
+    def _begin_now(self) -> None:
+        try:
+            with SIGNALS:
+                self._begin()
+        except UsageError as error:
+            self._give_up(str(error))
 
     def _end_recorded_step(self) -> None:
         before = self.outcome.recorded
@@ -402,10 +417,29 @@ class Session:
             untrained = [root for root in self.models.roots() if trains and not self.optimizers.holding(root)]
             blocks = self.source.blocks()
             self.listener.holders.note_rest(self.models, states, blocks, inputs, untrained, failure)
+        steps = [] if failure is not None else self._steps_of_inference()
         try:
-            self._write(raw, taken, step)
+            self._write(raw, taken, steps[0] if steps else step)
+            if steps and self.writer is not None:
+                self.writer.file.add_steps(steps[1:])
         except RecordingError as error:  # as in _give_up: the script goes on
             self.outcome.stopped_by = str(error)
+
+    def _steps_of_inference(self) -> list[StepRecord]:
+        """The outermost forwards as steps, if no backward has run, which a note says; else none.
+
+        A script with an optimizer that ran a model with gradients on has ended before it trained, and one with child
+        processes may train there.
+        """
+        outcome = self.outcome
+        trains = outcome.backwards or outcome.children or (outcome.optimizer and self.log.in_graph)
+        if outcome.step_on is not StepOn.FOUND or trains or outcome.recorded or not outcome.model:
+            return []
+        steps = self.listener.take_forwards(min(self.options.steps or MOST_STEPS, MOST_STEPS))
+        if steps:
+            outcome.step_on, outcome.steps, outcome.recorded = StepOn.FORWARD, len(steps), len(steps)
+            self._notes.add(_INFERENCE)
+        return steps
 
     def _warn_of_modules(self) -> None:
         """Warn of trained modules that never ran: on a device without data the script may have passed them over."""

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from ampmem.events import Phase
 from ampmem.recorder.marker import Marker
-from ampmem.vocabulary import Mark, StepOn
+from ampmem.vocabulary import OF_INFERENCE, Mark, StepOn
 
 PATIENCE = 8
 """Updates of one optimizer in a step after which optimizers without an update are considered idle.
@@ -24,6 +24,8 @@ script makes and never steps must not keep a step open forever.
 """
 MOST_LOOKS = 16
 """Maximum number of searches of the script's variables per step: multi-task scripts run many backwards."""
+MOST_LOOKS_AT_EVALUATIONS = 64
+"""Maximum number of such searches in the evaluations of a step: the growth of what they keep shows much earlier."""
 WITHOUT_OPTIMIZER = (
     "the script has no torch.optim optimizer: a step ends with each backward (--step-on can name another end)"
 )
@@ -39,12 +41,14 @@ class Do(Enum):
 
     PAUSE = auto()
     """Read the device's events so far, if there are many: the script is between two phases."""
+    BEGIN = auto()
+    """Begin the recording: an evaluation starts."""
+    END = auto()
+    """End the recording: the evaluation is over."""
     BEGIN_STEP = auto()
     """Begin the first step; each later one begins where the one before ends."""
     SEE_MODEL = auto()
     """Note the parameters of the model that is about to run."""
-    COUNT_EVALUATION = auto()
-    """Count a forward of an evaluation, which is not part of a step."""
     LOOK = auto()
     """Note which variables of the script hold memory."""
     OBSERVE = auto()
@@ -294,6 +298,8 @@ class StepMachine:
 
     def __init__(self, step_on: StepOn | Marker, trained: Trained) -> None:
         self._step_on = step_on
+        self.infers = step_on in OF_INFERENCE
+        """Whether steps have neither a backward nor an update."""
         self._trained = trained
         self.rounds = Rounds()
         self.recording = False
@@ -323,7 +329,9 @@ class StepMachine:
         """Whether the step had its search of variables before its first forward with gradients."""
         self._forward_unseen = False
         """Whether the first step began without a forward; an update may still call a closure that has one."""
-        self._looks = 0
+        self._looks = self._looks_at_evaluations = 0
+        self._in_evaluation = False
+        """Whether the forward that runs unrecorded is one of an evaluation."""
 
     # Called by the session about the recording.
 
@@ -331,7 +339,7 @@ class StepMachine:
         """A step begins: the first, or the next after one was written."""
         self.begun, self.phase = True, Phase.BETWEEN
         self._model_ran = self._due = self._looked_back = False
-        self._looks = 0
+        self._looks = self._looks_at_evaluations = 0
 
     def forget(self) -> None:
         """Stop in a forked child, where nothing belongs to the recording."""
@@ -341,16 +349,19 @@ class StepMachine:
     # Forward. ``observed``: its ops are being observed; ``grad``: gradients are on.
 
     def forward_started(
-        self, optimizers: frozenset[int] | None, *, grad: bool, observed: bool, recomputing: bool
+        self, optimizers: frozenset[int] | None, *, grad: bool, observed: bool, recomputing: bool, trains: bool = False
     ) -> Actions:
         """An outermost module is about to run; ``recomputing`` if backward recomputes a forward.
 
-        ``optimizers`` hold parameters of it; ``None`` if it is not part of a step, or no step waits.
+        ``optimizers`` hold parameters of it; ``None`` if it is not part of a step, or no step waits. If it ``trains``,
+        an evaluation before it is over.
         """
         if recomputing:
             yield Do.OBSERVE_AGAIN
             return
         yield from self._settle()
+        if trains and self._step_on is StepOn.EVALUATION:
+            yield Do.END
         if not self.recording:  # the step that has just ended was the last
             return
         if optimizers is not None:
@@ -358,6 +369,9 @@ class StepMachine:
         if self._trains and grad and not self._looked_back:
             self._looked_back = True
             yield from self._look()
+        elif (self.infers or not grad) and self._looks_at_evaluations < MOST_LOOKS_AT_EVALUATIONS:
+            self._looks_at_evaluations += 1
+            yield Do.LOOK
         yield from self._begin_forward(grad=grad, observed=observed)
         yield Do.OBSERVE
 
@@ -370,12 +384,11 @@ class StepMachine:
         yield Do.SEE_MODEL
         if evaluates:
             self._before_evaluation, self._observed_before = self.phase, observed
-            yield Do.COUNT_EVALUATION
         yield from self._enter(Phase.EVALUATION if evaluates else Phase.FORWARD)
 
     def _evaluates(self, *, grad: bool) -> bool:
         """Whether a forward that starts now is an evaluation: inference steps, too, have no gradients."""
-        if grad or self._step_on is StepOn.FORWARD:
+        if grad or self.infers:
             return False
         return self._trains or not isinstance(self._step_on, Marker)
 
@@ -395,20 +408,26 @@ class StepMachine:
         yield Do.END_FORWARD
         if not grad:
             yield from self._rest(stepping=stepping)
-        if self._step_on is StepOn.FORWARD and self.recording and not (self.manual or raised):
+        if self.infers and self.recording and not (self.manual or raised):
             yield Do.LEAVE
             yield Do.NOTE_HOLDERS
             yield from self._finish()
 
-    def skimmed(self, optimizers: frozenset[int] | None) -> Actions:
-        """An outermost module is about to run, not recorded; ``optimizers`` as in :meth:`forward_started`."""
+    def skimmed(self, optimizers: frozenset[int] | None, *, evaluates: bool = False) -> Actions:
+        """An outermost module is about to run, not recorded; ``optimizers`` as in :meth:`forward_started`.
+
+        It is a forward of an evaluation if it ``evaluates``.
+        """
         yield from self._settle()
         if not self.recording and optimizers is not None:
             self.rounds.ran(optimizers)
+        self._in_evaluation = evaluates
+        if evaluates and self._step_on is StepOn.EVALUATION:
+            yield Do.BEGIN
 
     def skimmed_over(self) -> Actions:
         """The outermost module has returned while nothing is recorded."""
-        if self._step_on is StepOn.FORWARD and not self.recording:
+        if self.infers and not self.recording and (self._in_evaluation or self._step_on is StepOn.FORWARD):
             yield from self._finish()
 
     # Backward.

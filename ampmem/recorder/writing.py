@@ -121,6 +121,7 @@ class Describer:
             allocator=self.source.allocator(),
             failure=self.outcome.failure,
             place=self.hooks.places.now(),
+            step_on=step_on_text(self.outcome.step_on) or "",
         )
 
     def _low_precision(self) -> bool:

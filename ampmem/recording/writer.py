@@ -79,6 +79,8 @@ class Description:
     allocator: AllocatorRecord | None = None
     failure: FailureRecord | None = None
     place: PlaceRecord | None = None
+    step_on: str = ""
+    """What ends a step, if that is known only now."""
 
 
 class RecordingWriter(AppendedFile):
@@ -178,7 +180,8 @@ class RecordingWriter(AppendedFile):
         if description == self._description:
             return
         device_name = description.device_name or self._run.device_name
-        run = replace(self._run, device_name=device_name, failure=description.failure or self._run.failure)
+        known_now = {name: getattr(description, name) or getattr(self._run, name) for name in ("failure", "step_on")}
+        run = replace(self._run, device_name=device_name, **known_now)
         records = {
             "arm": description.precision,
             "prediction": description.prediction,

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
 import ampmem
+from ampmem.analysis.answer import verdict_of_one
+from ampmem.reporters.text.answer import wording
+from ampmem.units import format_bytes
 from ampmem.workloads import accumulate
 
 clean_start = measure.clean_start
@@ -246,6 +249,100 @@ def test_growth(keep: bool) -> None:
         assert found["steady-growth"].bytes == kept[0].untyped_storage().nbytes()
         assert any("test_findings_script.py" in line for line in found["steady-growth"].evidence)
         assert "outputs-kept" not in found
+
+
+@pytest.mark.parametrize("new", ["", "average", "batch"])
+def test_what_is_new_in_a_step_that_takes_more(new: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    averages: list[Tensor] = []
+    sizes = [256 if new == "batch" and number == 3 else 16 for number in range(5)]
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(sizes[number], 64)).square().mean().backward()
+        optimizer.step()
+        if new == "average" and number == 2:
+            averages.extend(each.detach().clone() for each in model.parameters())
+
+    found = findings(profiled(step, 5))
+    assert ("larger-step" in found) == bool(new)
+    if new == "average":
+        size = format_bytes(sum(each.nbytes for each in averages))
+        assert "step 3 takes more, where step 2 peaked at " in found["larger-step"].message
+        assert f"{size} more in `other` (largest: 64.0 KiB: " in found["larger-step"].message
+    if new == "batch":
+        assert "(largest: 256.0 KiB: " in found["larger-step"].message  # of 256 times 256 numbers
+        assert found["larger-step"].message.endswith("; the batch size is 256, and was 16.")
+
+
+class Caching(nn.Linear):
+    """Keeps each result, as a module does that caches without a limit."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 256)
+        self.cache: list[Tensor] = []
+
+    def forward(self, batch: Tensor) -> Tensor:
+        result = super().forward(batch)
+        self.cache.append(result.detach())
+        return result
+
+
+RESULT = 64 * 256 * 4
+"""Bytes of a result of the model of :func:`grows`."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "message", "change"),
+    [
+        ("number", 0, "", ""),
+        ("result", RESULT, "the script keeps it in `kept`", "append numbers, not tensors"),
+        ("graph", RESULT, "it is the graph of results that the script keeps in `kept`", "append numbers, not tensors"),
+        (
+            "cache",
+            RESULT,
+            "a module adds it to its attribute `0.cache`, and nothing empties that",
+            "clear it in each step",
+        ),
+        ("hook", 5 * RESULT, "than the one before (3, 4, 5 tensors), as a hook does", "register hooks once"),
+        ("closure", RESULT, "the variable `mean` held it once", "look for a function that keeps it"),
+        ("parameter", 3 * RESULT, "step gives an optimizer new parameters", "add each parameter once"),
+    ],
+)
+def test_growth_is_told_by_its_kind(kind: str, size: int, message: str, change: str) -> None:
+    model = nn.Sequential(Caching() if kind == "cache" else nn.Linear(64, 256), nn.Tanh())
+    optimizer = AdamW(model.parameters())
+    kept: list[Tensor | float] = []
+    hooked: list[Tensor] = []
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        if kind == "hook":
+            model.register_forward_hook(lambda _, __, result: hooked.append(result.detach().clone()))
+        if kind == "closure":
+            mean = torch.randn(64, 256)
+            model.register_forward_hook(lambda _, __, result, mean=mean: result + mean)
+        if kind == "parameter":
+            optimizer.add_param_group({"params": [nn.Parameter(torch.randn(64, 256))]})
+            optimizer.param_groups[-1]["params"][0].square().sum().backward()
+        result = model(torch.randn(64, 64))
+        loss = result.square().mean()
+        loss.backward(retain_graph=kind == "graph")
+        optimizer.step()
+        if kind in ("number", "result", "graph"):
+            kept.append({"number": loss.item(), "result": result.detach(), "graph": loss}[kind])
+
+    profile = profiled(step, 5)
+    found = findings(profile)
+    assert ("steady-growth" in found) == bool(size)
+    if size:
+        finding = found["steady-growth"]
+        assert message in finding.message
+        assert finding.change.startswith(change)
+        assert finding.bytes is not None
+        assert abs(finding.bytes - size) <= 64  # numbers of the loss and of the optimizer's steps
+        assert any(message in sentence for sentence in wording(verdict_of_one(profile.summary())).more)
 
 
 def test_two_steps_are_too_few_to_speak_of_growth() -> None:

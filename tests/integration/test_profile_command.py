@@ -14,6 +14,9 @@ from support.command_line import refused
 from support.commands import ampmem, python
 from support.ready_python import ready_python
 
+from ampmem import profile
+from ampmem.analysis.summary import summarize
+from ampmem.errors import UsageError
 from ampmem.recording import read
 from ampmem.units import format_bytes
 
@@ -235,10 +238,35 @@ def test_runs_as_python_would(tmp_path: Path) -> None:
 
 NO_BACKWARD = """
 import torch
-def main():  # the model is gone when the script ends
-    model = torch.nn.Linear(2, 2)
-    model(torch.randn(1, 2))
-main()
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+model(torch.randn(1, 2))
+"""
+INFERENCE = """
+import torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(64, 128, device=device)
+batch, results = torch.ones(100, 64, device=device), []
+for _ in range(5):
+    with torch.no_grad():
+        results.append(model(batch))
+"""
+EVALUATION = """
+import torch
+model = torch.nn.Linear(64, 128)
+optimizer = torch.optim.Adam(model.parameters())
+batch = torch.ones(100, 64)
+def evaluate():
+    results = []
+    for _ in range(5):
+        with torch.no_grad():
+            results.append(model(batch))
+for epoch in range(2):
+    for _ in range(2):
+        model(batch).sum().backward()
+        optimizer.step()
+    evaluate()
+print("done")
 """
 NO_STEP = """
 import torch
@@ -273,6 +301,49 @@ def test_nothing_to_show_is_an_error(tmp_path: Path, source: str, message: str) 
     assert done.stdout == python(tmp_path, "script.py").stdout
     assert [line for line in done.stderr.splitlines() if message in line]
     assert not (tmp_path / "script.ampmem").exists()
+
+
+@pytest.mark.parametrize("gpu", [(), ("--gpu", "h100")], ids=["cpu", "simulated"])
+def test_a_script_without_backward_is_recorded_as_inference(tmp_path: Path, gpu: tuple[str, ...]) -> None:
+    (tmp_path / "infer.py").write_text(INFERENCE)
+    done = ampmem(tmp_path, "profile", *gpu, "--steps", "4", "infer.py")
+    assert done.returncode == 0, done.stderr
+    recording = read(tmp_path / "infer.ampmem")
+    summary = summarize(recording)
+    assert (recording.run.step_on, len(recording.steps)) == ("forward", 4)
+    assert [step.batch_size for step in recording.steps] == [100] * 4
+    assert [note for note in recording.notes if "no backward ran, so this is a recording of inference" in note]
+    kept = [step.peak.categories["kept_predictions"] for step in summary.steps]
+    assert kept == [each * 100 * 128 * 4 for each in range(1, 5)]  # its own result among them
+    assert summary.conservation.residual_bytes == 0
+
+
+def test_an_evaluation_alone_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(EVALUATION)
+    done = ampmem(tmp_path, "profile", "--phase", "evaluation", "--skip", "1", "--steps", "9", "train.py")
+    assert (done.returncode, "done" in done.stdout) == (0, False)  # the training after it ends the recording
+    assert "recorded 4 steps in " in done.stderr and "; then the evaluation was over" in done.stderr
+    recording = read(tmp_path / "train.ampmem")
+    summary = summarize(recording)
+    assert (recording.run.step_on, len(recording.steps)) == ("evaluation", 4)
+    result, weights = 100 * 128 * 4, (64 + 1) * 128 * 4
+    (finding,) = [each for each in summary.findings if each.code == "predictions-kept"]
+    assert (finding.bytes, finding.off_peak) == (3 * result, 3 * result)
+    assert "the local variable `results` of evaluate (train.py:7)" in finding.message
+    peak = summary.peak.categories
+    assert (peak["kept_predictions"], peak["gradients"], peak["parameters"]) == (3 * result, weights, weights)
+
+
+def test_a_phase_that_cannot_be_recorded_alone_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"unknown phase 'training'; the only one .* is evaluation"):
+        profile(phase="training")
+
+
+def test_a_script_without_an_evaluation_says_so(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    done = ampmem(tmp_path, "profile", "--phase", "evaluation", "train.py")
+    assert done.returncode == 1
+    assert "no evaluation was seen: no model that is trained ran in eval mode, or with gradients off" in done.stderr
 
 
 def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "difference",
         "budgets",
     ),
-    "analysis/timeline": ("categories lifetimes marks", "classify", "timeline"),
+    "analysis/timeline": ("categories lifetimes marks", "predictions", "classify", "timeline"),
     "analysis/static_model": ("recipes", "evidence", "explain", "verdict"),
     "analysis/findings": ("base", "copies precision training_loop whole_run", "attention"),
     "analysis/ranks": ("ranks", "jobs", "merge"),

@@ -33,13 +33,22 @@ CHECKS: tuple[Check, ...] = (
     training_loop.unreduced_gradients,
     training_loop.state_not_there_yet,
     training_loop.outputs_kept,
+    training_loop.no_grad_missing,
+    training_loop.predictions_kept,
     whole_run.steady_growth,
+    whole_run.larger_step,
     whole_run.fragmentation,
     precision.no_autocast_effect,
 )
 """The checks of finished steps, in order. A new finding is a function in one of the five modules, and a line here."""
 
-OF_INFERENCE: tuple[Check, ...] = (copies.cache_off_saves, whole_run.fragmentation, precision.no_autocast_effect)
+OF_INFERENCE: tuple[Check, ...] = (
+    copies.cache_off_saves,
+    training_loop.no_grad_missing,
+    training_loop.predictions_kept,
+    whole_run.fragmentation,
+    precision.no_autocast_effect,
+)
 """The checks that also apply to steps without a backward and an update."""
 
 OF_A_FAILURE: tuple[Check, ...] = (
@@ -49,6 +58,7 @@ OF_A_FAILURE: tuple[Check, ...] = (
     attention.attention_masks,
     copies.expanded_buffer_cast,
     training_loop.foreach_temporaries,
+    training_loop.predictions_kept,
 )
 """The checks that need only what was alive when memory ran out, so they apply to a first step that failed."""
 

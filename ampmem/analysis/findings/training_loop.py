@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TypeAlias
 
 import numpy as np
 
-from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
+from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun, own_frame
 from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, Mask
-from ampmem.analysis.timeline.marks import PhaseRows
+from ampmem.analysis.timeline.marks import PhaseRows, trains
+from ampmem.analysis.timeline.predictions import kept_predictions
 from ampmem.events import Action, Column, Fact, OptimizerRecord, Phase
 from ampmem.names import FUNCTIONAL, shape_text
 from ampmem.units import format_bytes
@@ -340,14 +341,12 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         return None  # the last step, which this finding is about, came later
     position = run.peak if run.at_failure else run.peaks[-1]
     unneeded, since = _unneeded(run)
+    unneeded &= ~_unused_graph(run)
     kept = unneeded & (since <= position) & run.analysis.lifetimes.alive_at(position)
     size = run.bytes_of(kept)
     if not run.notable(size):
         return None
     held = _holders(run, unneeded)
-    graph = _graph_kept(run, kept, held)
-    if graph is not None:
-        return graph
     variables = _variables(run, held, kept)
     shown = variables[:_NAMED]
     dropped = _held_by(run, held, shown)
@@ -518,48 +517,94 @@ def _last_use(run: TrainingRun) -> tuple[Column, Mask]:
     return since, run.marked(facts.allocation[later])
 
 
-def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
-    """The finding if most of what is ``kept`` is a graph through which no backward ran, as of an evaluation.
-
-    A backward of its step has freed the graph of the loss, and none allocated for the lines that made this one: as
-    would one that retains its graph. The variable made last holds it.
-    """
-    lifetimes, facts = run.analysis.lifetimes, run.analysis.facts
-    casts = run.analysis.classes.of(Category.CAST_COPIES) & (run.with_fact(Fact.SAVED) > 0)
-    since, _ = _last_use(run)
-    position = run.peak if run.at_failure else run.peaks[-1]
-    graph = (kept & run.ever_kept_by_autograd) | (
-        casts & (lifetimes.phase == Phase.FORWARD) & (since != FOREVER) & (lifetimes.died_ns > since)
-    )
-    graph &= lifetimes.alive_at(position) & ~_held_by_variables(run, held)
-    size = run.bytes_of(graph)
-    freed = run.ever_kept_by_autograd & (lifetimes.died_ns <= since) & np.isin(lifetimes.step, lifetimes.step[graph])
-    ran = (lifetimes.phase == Phase.BACKWARD) & np.isin(lifetimes.stack, lifetimes.stack[graph])
-    if 2 * size <= run.bytes_of(kept | graph) or not freed.any() or ran.any():
+def no_grad_missing(run: TrainingRun) -> Finding | None:
+    """Forwards saved results for a backward that never came, as an evaluation without ``torch.no_grad()`` does."""
+    graph, lifetimes = _unused_graph(run), run.analysis.lifetimes
+    alive, at = _alive(run, graph)
+    if not alive.any():
         return None
-    newest = int(lifetimes.born_ns[graph].max())
-    rows = np.flatnonzero((facts.fact == Fact.VARIABLE) & (lifetimes.born_ns[facts.allocation] >= newest))
-    rows = rows[
-        lifetimes.alive_at(position)[facts.allocation[rows]]
-        & (lifetimes.phase[facts.allocation[rows]] == Phase.FORWARD)
-    ]
-    if not len(rows):
-        return None
-    row = rows[np.argmin(lifetimes.born_ns[facts.allocation[rows]])]
-    variable = _variable(run.text(facts.name[row]), run.text(facts.module[row]), size, number=False)
+    stacks = np.unique(lifetimes.stack[graph & (lifetimes.module != 0)]).tolist()
+    frames = zip(*(run.text(stack).splitlines() for stack in stacks), strict=False)
+    common = takewhile(lambda frame: frame.count(frame[0]) == len(frame), frames)
+    calls = [frame for frame, *_ in common if not frame.endswith(".forward")]  # the script's call of its model
+    where, _, function = own_frame(calls or [""]).replace("\\", "/").rpartition("/")[2].partition(" ")
+    line = f"the forward at {where}{f' in {function}' if function.isidentifier() else ''}" if where else "a forward"
     # Without a graph a result is freed once the next one is made; a cast copy, when its autocast region is left.
     over = _phase_ends(run)
-    chain = np.flatnonzero(graph & ~casts)
+    chain = np.flatnonzero(graph & ~run.analysis.classes.of(Category.CAST_COPIES))
     over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
+    held = run.with_fact(Fact.VARIABLE) > 0  # those stay
     return Finding(
-        code="outputs-kept",
+        code="no-grad-missing",
+        severity="advice",
+        section=Section.ACTIVATIONS,
+        message=f"{format_bytes(run.bytes_of(alive))} at {at} are activations that no backward uses: {line} ran with "
+        "gradients on.",
+        bytes=run.bytes_of(alive),
+        change=f"with torch.no_grad(): around {line}",
+        evidence=run.largest(alive),
+        off_peak=run.off_peak(lifetimes.bytes * (graph & ~held), run.analysis.timeline.positions(over)),
+        least=True,
+    )
+
+
+def _unused_graph(run: TrainingRun) -> Mask:
+    """What forwards saved through which no backward ran: none freed it, and none allocated for its lines.
+
+    Each forward counts as a whole, so a part of a model whose result the loss leaves out is none; nor is a step that
+    was skipped, whose lines other steps went through backward with.
+    """
+    lifetimes, classes, facts = run.analysis.lifetimes, run.analysis.classes, run.analysis.facts
+    phases, lines = run.recording.phases, lifetimes.stack[(lifetimes.phase == Phase.BACKWARD) & (lifetimes.stack != 0)]
+    saved = (run.with_fact(Fact.SAVED) > 0) & (lifetimes.phase == Phase.FORWARD)
+    saved &= classes.of(Category.ACTIVATIONS) | classes.of(Category.CAST_COPIES)
+    row = np.searchsorted(phases.time_ns, lifetimes.died_ns, side="right") - 1
+    freed_in = np.append(phases.phase, Phase.SETUP)[row]
+    used = saved & ((freed_in == Phase.BACKWARD) | np.isin(lifetimes.stack, lines))
+    if FUNCTIONAL in run.recording.notes or (trains(run.recording) and not len(lines)):
+        used = saved
+    starts = np.unique(facts.time_ns[facts.fact == Fact.INPUT])
+    call = np.searchsorted(starts, lifetimes.born_ns)
+    unused: Mask = saved & ~np.isin(call, call[used])
+    return unused
+
+
+def _alive(run: TrainingRun, mine: Mask) -> tuple[Mask, str]:
+    """The allocations of ``mine`` at the peak, or if there are none, where they take the most; and that instant."""
+    alive = mine & run.analysis.lifetimes.alive_at(run.peak)
+    if alive.any():
+        return alive, run.instant
+    return mine & run.analysis.lifetimes.alive_at(run.most_alive(run.analysis.lifetimes.bytes * mine)), "their most"
+
+
+def predictions_kept(run: TrainingRun) -> Finding | None:
+    """A variable keeps the results of each batch of an evaluation, so memory grows with each batch.
+
+    The saving is a lower bound: what is made of them after the last batch would be gone, too.
+    """
+    lifetimes, mine = run.analysis.lifetimes, run.analysis.classes.of(Category.KEPT_PREDICTIONS)
+    alive, at = _alive(run, mine)
+    if not alive.any():
+        return None
+    kept = kept_predictions(lifetimes, run.analysis.facts, run.recording)
+    most = max(kept, key=lambda each: run.bytes_of(alive & each.allocations))
+    variable = _variable(most.name, most.place, run.bytes_of(alive & most.allocations), number=False)
+    since = run.analysis.timeline.positions(_phase_ends(run)) + 1
+    on_cpu = run.recording.run.device_type == "cpu"
+    moved = "" if on_cpu else "move each result to the CPU before it is kept (.cpu()), or "
+    return Finding(
+        code="predictions-kept",
+        severity="advice",
         section=Section.ALLOCATIONS,
-        message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although no backward ran through "
-        f"them: the graph of {variable.in_words(short=True)} holds them.",
-        bytes=size,
-        change=f"with torch.no_grad(): around what makes `{variable.name}`, as nothing is backpropagated from it",
-        evidence=(f"held by the graph of {variable.in_words()}", *run.largest(graph)),
-        off_peak=run.off_peak(lifetimes.bytes * graph, run.analysis.timeline.positions(over), place=len(run.steps) - 1),
+        message=f"{format_bytes(run.bytes_of(alive))} at {at} are results of earlier batches of an evaluation: "
+        f"{variable.in_words(short=True)} keeps them, {format_bytes(most.grown)} more with each batch.",
+        bytes=run.bytes_of(alive),
+        change=f"{moved}compute the metric for each batch and keep its number, not `{most.name}`",
+        evidence=(f"{format_bytes(variable.bytes)}: held by {variable.in_words()}", *run.largest(alive)),
+        off_peak=run.off_peak(
+            lifetimes.bytes * mine, np.where(lifetimes.phase == Phase.BETWEEN, lifetimes.born + 1, since)
+        ),
+        least=True,
     )
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from ampmem.allocator.settings import VARIABLES, Settings, parse_settings
 from ampmem.allocator.trace import peak_reserved, trace_of_events
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun, own_frame
+from ampmem.analysis.out_of_memory import failure_position
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.errors import UsageError
@@ -147,6 +149,7 @@ def _replayed(run: TrainingRun, settings: Settings) -> dict[str, int]:
 
 _STEPS = 3
 _KEY = re.compile(r"\[[^\]]*\]")
+_ITEM = re.compile(r"\[[^\]]*\]$")
 _MEANT_TO_STAY = (
     Category.PARAMETERS,
     Category.UNTRAINED,
@@ -192,6 +195,8 @@ def steady_growth(run: TrainingRun) -> Finding | None:
     each = [sum(by_step[step] for by_step in known.values()) for step in steps]
     if each and min(each) >= NOTABLE_BYTES:
         return _leak(run, known, steps, each)
+    if (parameters := _new_parameters(run, steps)) is not None:
+        return parameters
     nothing = dict.fromkeys(steps, 0)
     nameless = [places.get(_NAMELESS, nothing)[step] for step in steps]
     lifetimes = run.analysis.lifetimes
@@ -204,7 +209,8 @@ def steady_growth(run: TrainingRun) -> Finding | None:
         return None
     # Other sources have events of all threads.
     one_thread = run.recording.run.source in (SourceKind.CPU, SourceKind.SIMULATED)
-    return _nameless(steps, grown, own=one_thread and not any(elsewhere))
+    once = _growing(run, _own(run) & (lifetimes.died == ALIVE), Fact.VARIABLE, items=False)
+    return _nameless(steps, grown, once, own=one_thread and not any(elsewhere))
 
 
 def _steady(places: dict[_Place, dict[int, int]], steps: Sequence[int]) -> dict[_Place, dict[int, int]]:
@@ -217,14 +223,14 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
     holders = {place.holder for place in ordered}
     held = f", held by {holders.pop()}" if len(holders) == 1 and "" not in holders else ""
     most = "" if ordered[0].holder else f" Most of it was made by {_place_in_words(run, ordered[0])}."
+    what, change = _kind_of(run, places)
     return Finding(
         code="steady-growth",
         severity="warning",
         section=Section.TIMELINE,
-        message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}{held}: nothing has freed it "
-        f"by the end of the recording.{most}",
+        message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}{held}: {what}.{most}",
         bytes=each[-1],
-        change=_DIFFERENTIABLE if _in_a_graph_of_gradients(run, ordered[0]) else _NUMBERS,
+        change=change,
         evidence=(
             _by_step(steps, each),
             *(
@@ -240,6 +246,8 @@ _NUMBERS = (
     "append numbers, not tensors: losses.append(loss.item()), or loss.detach().cpu(); "
     "clear lists and caches that grow from step to step"
 )
+_CLEARED = "clear it in each step, or keep only the last entries"
+_REGISTERED = "register hooks once, before the loop, or remove each one: handle = ...; handle.remove()"
 _DIFFERENTIABLE = (
     "torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), or x.grad = None after the "
     "step for whatever has such a gradient: it holds the graph, and the graph holds x, so only the garbage collector "
@@ -247,15 +255,121 @@ _DIFFERENTIABLE = (
 )
 
 
-def _in_a_graph_of_gradients(run: TrainingRun, place: _Place) -> bool:
-    """Whether a backward made what is left at ``place``, for another backward through it."""
+_LARGER = 1.05
+"""Factor by which a step's peak must exceed those of all earlier steps to be told from them."""
+
+
+def larger_step(run: TrainingRun) -> Finding | None:
+    """A step takes more than all before it, or ran out of memory where they fitted: its largest newcomer.
+
+    The second step is compared with none: the optimizer's state is new in it.
+    """
+    analysis, steps = run.analysis, run.recording.steps
+    sizes = [int(analysis.timeline.total[position]) for position in analysis.peaks]
+    place = len(steps) - 1
+    if run.unfinished is None:
+        higher = [at for at in range(2, len(steps)) if sizes[at] > _LARGER * max(sizes[:at])]
+        place = max(higher, key=lambda at: sizes[at] - max(sizes[:at]), default=0)
+        if len(higher) == len(steps) - 2 > 1:
+            return None  # each step takes more than the one before: that is growth
+    if place < 2 or (run.unfinished is not None and not run.recording.ooms):
+        return None
+    good = max(at for at in range(place) if _LARGER * sizes[at] >= max(sizes[:place]))
+    before, now = analysis.peaks[good], analysis.peaks[place] if run.unfinished is None else failure_position(analysis)
+    was, live = analysis.timeline.breakdown(before), analysis.timeline.breakdown(now)
+    most = max(live, key=lambda category: live[category] - was[category])
+    added = live[most] - was[most]
+    batches = steps[good].batch_size, steps[place].batch_size
+    other = (
+        "" if None in batches or len(set(batches)) == 1 else f"; the batch size is {batches[1]}, and was {batches[0]}"
+    )
+    if not (run.notable(added) or other):
+        return None
+    fresh = analysis.lifetimes.alive_at(now) & ~analysis.lifetimes.alive_at(before) & analysis.classes.of(most)
+    what = f"{format_bytes(added)} more in `{most}` (largest: {', '.join(run.largest(fresh, 1))})"
+    return Finding(
+        code="larger-step",
+        severity="info",
+        section=Section.STEPS,
+        message=f"step {steps[place].index} {'ran out of memory' if run.unfinished else 'takes more'}, where step "
+        f"{steps[good].index} peaked at {format_bytes(sizes[good])}: "
+        f"{what if run.notable(added) else 'no category is larger'}{other}.",
+        bytes=None,
+        change=f"look at what step {steps[place].index} does that those before do not do",
+        evidence=tuple(
+            f"{category}: {format_bytes(was[category])}, then {format_bytes(size)}"
+            for category, size in live.items()
+            if size != was[category]
+        ),
+    )
+
+
+def _kind_of(run: TrainingRun, places: Collection[_Place]) -> tuple[str, str]:
+    """What keeps the memory that the steps left at ``places``, and what to change."""
+    lifetimes, saved = run.analysis.lifetimes, run.with_fact(Fact.SAVED) > 0
+    left = _own(run) & (lifetimes.died == ALIVE) & (lifetimes.step >= run.steps[0].index)
+    there = np.zeros(len(lifetimes), dtype=np.bool_)
+    for place in places:
+        there |= (lifetimes.op == place.op) & (lifetimes.module == place.module) & (lifetimes.stack == place.stack)
+    there &= left
+    if (there & saved & (lifetimes.phase == Phase.BACKWARD)).any():
+        return "backward made a graph (create_graph=True), and a gradient in it holds it in a cycle", _DIFFERENTIABLE
+    counts = [int((there & (lifetimes.step == step.index)).sum()) for step in run.steps]
+    if all(later > earlier for earlier, later in pairwise(counts)):
+        more = f"each step makes more of it than the one before ({', '.join(map(str, counts[-3:]))} tensors)"
+        return f"{more}, as a hook does that is registered in each step", _REGISTERED
+    attribute, variable = _growing(run, there, Fact.ATTRIBUTE), _growing(run, left, Fact.VARIABLE)
+    facts, items = run.analysis.facts, np.array([bool(_ITEM.search(text)) for text in run.recording.texts])
+    in_lists = run.marked(facts.allocation[(facts.fact == Fact.VARIABLE) & items[facts.name]])
+    if attribute:
+        return f"a module adds it to its attribute `{attribute}`, and nothing empties that", _CLEARED
+    kept = f" in `{variable}`" if variable else ""
+    if 2 * run.bytes_of(there & saved & ~in_lists) > run.bytes_of(there):
+        return f"it is the graph of results that the script keeps{kept}", _NUMBERS
+    return f"the script keeps it{kept}" if kept else "nothing has freed it by the end of the recording", _NUMBERS
+
+
+def _growing(run: TrainingRun, left: Mask, fact: Fact, *, items: bool = True) -> str:
+    """The list of which most different items have ``fact``, among what is ``left``; empty if there is none.
+
+    Without ``items`` it may also be a variable with different values.
+    """
+    facts = run.analysis.facts
+    rows = (facts.fact == fact) & left[facts.allocation]
+    pairs = np.unique(np.stack([facts.name[rows], facts.allocation[rows]]), axis=1).T.tolist()
+    names = [run.text(name) for name, _ in pairs]
+    lists = Counter(_ITEM.sub("", name) for name in names if not items or _ITEM.search(name))
+    return next((name for name, count in lists.most_common(1) if count > 1), "")
+
+
+def _new_parameters(run: TrainingRun, steps: Sequence[int]) -> Finding | None:
+    """The finding that an optimizer's state grows with every step, as new parameters are given to it."""
     lifetimes = run.analysis.lifetimes
-    left = (lifetimes.phase == Phase.BACKWARD) & (lifetimes.died == ALIVE) & (run.with_fact(Fact.SAVED) > 0)
-    return bool((left & (lifetimes.op == place.op) & (lifetimes.module == place.module)).any())
+    state = run.analysis.classes.of(Category.OPTIMIZER_STATE) & (lifetimes.died == ALIVE)
+    grown = _grown(run, state | (run.analysis.classes.of(Category.PARAMETERS) & (lifetimes.died == ALIVE)))
+    made = np.flatnonzero(state & (lifetimes.step == steps[-1]))
+    if not len(made) or min(_grown(run, state)) < NOTABLE_BYTES:
+        return None
+    names = [record.name for record in run.recording.parameters if record.held]
+    last = int(made[-1])
+    by = _made_by(run.text(lifetimes.op[last]), "", run.text(lifetimes.stack[last]).splitlines())
+    return Finding(
+        code="steady-growth",
+        severity="warning",
+        section=Section.TIMELINE,
+        message=f"every step gives an optimizer new parameters: they and their state took {format_bytes(grown[-1])} "
+        f"more in the last one. The newest is `{names[-1]}`, whose state {by} made.",
+        bytes=grown[-1],
+        change="add each parameter once, before the loop; make a new optimizer if the parameters are to be replaced",
+        evidence=(_by_step(steps, grown),),
+    )
 
 
-def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Finding:
-    """The finding for growth of unknown place; ``own`` says that the recorded thread allocated it all."""
+def _nameless(steps: Sequence[int], grown: Sequence[int], once: str, *, own: bool) -> Finding:
+    """The finding for growth of unknown place.
+
+    ``own`` says that the recorded thread allocated it all, and ``once`` is the variable that held it once.
+    """
     who = "its holder was not seen, so it may be another thread's or a library's, and need not be a leak."
     where = "look at what runs beside the training (loaders, threads, libraries)"
     if own:
@@ -264,6 +378,9 @@ def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Findi
             "be a leak."
         )
         where = "look at what the training keeps outside of forward and backward (lists, dictionaries, caches)"
+    if once:
+        who = f"the variable `{once}` held it once; what holds it now was not seen, as the function of a hook."
+        where = "look for a function that keeps it (a hook registered in each step)"
     return Finding(
         code="steady-growth",
         severity="info",

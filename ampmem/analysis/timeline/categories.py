@@ -22,6 +22,7 @@ class Category(StrEnum):
     TEMPORARIES = "temporaries"
     WORKSPACE = "workspace"
     COMMUNICATION = "communication"
+    KEPT_PREDICTIONS = "kept_predictions"
     OTHER = "other"
 
 

@@ -14,6 +14,7 @@ from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
 from ampmem.analysis.timeline.marks import failure_ns, trains
+from ampmem.analysis.timeline.predictions import kept_predictions
 from ampmem.events import OTHER_THREADS, PLACED, Action, Column, Fact, ParameterRecord, Phase, Recording, StepRecord
 from ampmem.vocabulary import SourceKind
 
@@ -102,6 +103,8 @@ class View:
     step_end_ns: Column
     next_backward_ns: Column
     failure_ns: Column
+    predictions: Mask
+    """Whether a variable keeps the memory of earlier batches of an evaluation, and more of it before each batch."""
     prefetched: Mask
     """Whether the memory is of the next step's batch, made before this step has ended."""
     untrained: Mask
@@ -220,7 +223,7 @@ def is_temporary(view: View) -> Mask:
 
     What is alive at the end is short-lived if such memory was so before.
     """
-    in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER) & view.outlives(view.failure_ns)
+    in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION) & view.outlives(view.failure_ns)
     return _freed_soon(view) | _is_newest(view) | in_use
 
 
@@ -253,6 +256,7 @@ RULES: tuple[Rule, ...] = (
     Rule(category=Category.COMMUNICATION, names=(Fact.COMMUNICATION,), applies=having(Fact.COMMUNICATION)),
     Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=having(Fact.CAST_COPY)),
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
+    Rule(category=Category.KEPT_PREDICTIONS, names=(), applies=lambda view: view.predictions),
     Rule(category=Category.WORKSPACE, names=(Fact.WORKSPACE,), applies=is_workspace),
     Rule(category=Category.ACTIVATIONS, names=(Fact.SAVED, Fact.RECOMPUTED), applies=is_activation),
     # What a collective was given or has filled, and nothing needs for another reason.
@@ -272,6 +276,7 @@ def view_of(
     for fact in Fact:
         bits[facts.allocation[facts.fact == fact]] |= 1 << fact
     backward = np.append(phases.time_ns[phases.phase == Phase.BACKWARD], FOREVER)
+    kept = kept_predictions(lifetimes, facts, recording)
     return like(
         View,
         lifetimes,
@@ -283,6 +288,9 @@ def view_of(
         step_end_ns=_step_ends(lifetimes.step, steps),
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
         failure_ns=_failures(lifetimes, recording),
+        predictions=np.logical_or.reduce(
+            [np.zeros(len(lifetimes), dtype=np.bool_), *(each.allocations for each in kept)]
+        ),
         prefetched=_prefetched(lifetimes, facts, recording),
         untrained=_untrained(lifetimes, facts, recording, untrained),
         last_step=max((record.index for record in steps if record.finished), default=0),
@@ -358,7 +366,11 @@ def _failures(lifetimes: Lifetimes, recording: Recording) -> Column:
     failed = failure_ns(recording)
     if failed is None:
         return np.full(len(lifetimes), FOREVER, dtype=np.int64)
+    phases = recording.phases
+    # What an earlier batch of an evaluation has left is not in use.
+    last = phases.time_ns[phases.phase == Phase.EVALUATION].max(initial=0)
     mine = (lifetimes.born_ns >= recording.steps[-1].start_ns) & (lifetimes.born_ns <= failed)
+    mine &= (lifetimes.phase != Phase.EVALUATION) | (lifetimes.born_ns >= last)
     return np.where(mine, failed, FOREVER)
 
 

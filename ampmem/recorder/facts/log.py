@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
@@ -279,6 +279,17 @@ class Log:
                 break
             self._phases[row + 1] = step
         self.step = step
+
+    def make_steps(self, starts: Sequence[int], ends: Sequence[int], most: int) -> None:
+        """Log afterwards the ``starts`` and ``ends`` of forwards, of which the first ``most`` were steps."""
+        width, ended = len(PhaseColumns.names()), len(ends)
+        times = np.array([*self._phases[::width], *starts, *ends], dtype=np.int64)
+        phases = np.array([*self._phases[2::width], *[Phase.FORWARD] * ended, *[Phase.BETWEEN] * ended])
+        step = np.where(times < starts[0], NO_STEP, np.searchsorted(ends[:most], times, side="right"))
+        phases[phases == Phase.EVALUATION] = Phase.FORWARD
+        phases[(phases == Phase.SETUP) & (step != NO_STEP)] = Phase.BETWEEN
+        order = np.argsort(times, kind="stable")
+        self._phases = np.stack([times, step, phases], axis=1)[order].reshape(-1).tolist()
 
     def enter_module(self, module: int) -> None:
         """Log that code of ``module`` (a text id) runs from now on."""

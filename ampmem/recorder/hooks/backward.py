@@ -47,8 +47,11 @@ class GradientHooks:
         self._compiled = False
         """Whether the hooks are off, during a compiled backward."""
 
-    def watch(self) -> None:
-        """Hook every parameter that requires a gradient and is not hooked yet."""
+    def watch(self, *, there: bool = False) -> None:
+        """Hook every parameter that requires a gradient and is not hooked yet.
+
+        With ``there`` its gradient of an earlier backward is logged, too.
+        """
         if self._version == self._models.version:
             return
         self._version = self._models.version
@@ -62,6 +65,8 @@ class GradientHooks:
                     self._log.misses.add(error)
                     undo = _nothing
                 self._watched[id(parameter)] = undo
+                if there:
+                    self._look(slot.name_id, slot.path_id, parameter)
 
     def _hook(self, slot: Slot, parameter: torch.Tensor) -> Callable[[torch.Tensor], object]:
         note, reader = functools.partial(self._look, slot.name_id, slot.path_id), self._log.reader

@@ -129,6 +129,7 @@ _WORDS = {
     Category.CAST_COPIES: "cast copies",
     Category.MASTER_COPIES: "master copies",
     Category.OPTIMIZER_STATE: "optimizer state",
+    Category.KEPT_PREDICTIONS: "kept predictions",
     Category.UNTRAINED: "untrained models",
 }
 _SINGULAR = (Category.OPTIMIZER_STATE, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER)
@@ -415,7 +416,7 @@ def _outside(found: Composition) -> Iterator[str]:
     if found.whole is not None and found.whole.where is PeakPlace.NOT_RECORDED:
         yield (
             f"The peak of the whole run is {format_peak(found.whole.bytes)}, {place_of(found.whole)}; the tables and "
-            "the findings cover the recorded steps (--steps records more)."
+            "the findings cover the recorded steps (--steps records more, --phase evaluation an evaluation)."
         )
 
 
@@ -468,12 +469,13 @@ def made_of(live: Breakdown, whole: int) -> str:
 
 def _help(found: Composition) -> tuple[str, ...]:
     saving = found.saving
+    grows = tuple(capital(each.message) for each in found.news)
     if saving is None or not saving.saved:
-        return ()
+        return grows
     steps = " in the recorded steps" if found.of_steps else ""
     where = "" if saving.off_peak else " of reserved memory" if saving.off_reserved else " at the failure"
     size = f"{saving.at_least}{format_bytes(saving.saved)}"
-    return (f"Largest saving found{steps}, {size}{where}: {saving.change} ({saving.code}).",)
+    return (*grows, f"Largest saving found{steps}, {size}{where}: {saving.change} ({saving.code}).")
 
 
 def _of_several(verdict: Verdict) -> Wording:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from ampmem.analysis.watched import FullPart, HeldBefore, Shortage, WatchedSummary
 from ampmem.growth import LEAST_STEPS
@@ -69,6 +70,8 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
     yield f"{format_count(found.steps)} steps, {_state(found)}{kept}"
     highest, last = found.highest, found.last
     batch = f", batch {highest.batch}" if highest.batch else ""
+    if batch and found.usual_batch not in ("", highest.batch):
+        batch += f"; in most steps it was {found.usual_batch}"
     of = f" of {format_bytes(found.run.limit)}" if found.run.limit else ""
     where = PHASES.get(highest.phase, highest.phase)
     whole = " of a step that ended:" if found.shortage is not None else ""
@@ -84,6 +87,7 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
     for grown in found.grown[-1:]:
         held = ", ".join(f"{format_bytes(each.bytes)} in {each.count} by {each.what}" for each in grown.held[:_LARGEST])
         yield f"still held of steps {grown.step - grown.steps + 1} to {grown.step}: {held}"
+    yield from _newcomers(found)
     for part in found.full:
         if part.why is Why.GROWTH and part.growth:
             yield f"what grows, in steps {part.first} to {part.last}: {' '.join(part.growth)}"
@@ -93,6 +97,18 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
         if full is not None and (full.peak or 0) > highest.peak:
             yield f"full recordings, which see every allocation, reach {format_peak(full.peak or 0)}"
     yield from _end(found)
+
+
+def _newcomers(found: WatchedSummary) -> Iterator[str]:
+    """What is new in each full recording that was made because of a higher peak or of growth."""
+    for before, part in pairwise(each for each in found.full if each.categories):
+        added = {name: size - before.categories.get(name, 0) for name, size in part.categories.items()}
+        most = max(added, key=lambda name: added[name])
+        if part.why in (Why.HIGHEST, Why.GROWTH) and added[most] >= _NEWS * (part.peak or 0):
+            yield (
+                f"new in steps {part.first} to {part.last}, compared with steps {before.first} to {before.last}: "
+                f"{format_bytes(added[most])} more in `{most}`"
+            )
 
 
 def growth_line(found: WatchedSummary) -> str:

@@ -241,7 +241,7 @@ def test_no_gpu(): train()
     assert done.outcomes() == {
         "test_no_model": "FAILED",
         "test_elsewhere": "FAILED",
-        "test_inference": "FAILED",
+        "test_inference": "PASSED",
         "test_inference_asked_for": "PASSED",
         "test_no_such_module": "FAILED",
         "test_no_gpu": "PASSED" if torch.cuda.is_available() else "FAILED",
@@ -249,7 +249,6 @@ def test_no_gpu(): train()
     for message in (
         "memory: no model was seen",
         "memory: the model is on cpu: none of its 2 parameters was on the simulated GPU",
-        "memory: no backward was seen: a model ran once, with gradients off; to record inference",
         "memory: not judged: modules.encoder.activations: no module 'encoder' was seen",
     ):
         assert message in done.text

@@ -85,8 +85,8 @@ def test_of_two_facts_the_earlier_rule_decides_and_names(strong: Fact, weak: Fac
 def test_the_rules_have_one_order() -> None:
     assert [str(rule.category) for rule in RULES] == [
         *("other", "untrained", "master_copies", "parameters", "gradients", "optimizer_state", "untrained"),
-        *("parameters", "buffers", "buffers", "communication", "cast_copies", "inputs", "workspace", "activations"),
-        *("communication", "other", "temporaries"),
+        *("parameters", "buffers", "buffers", "communication", "cast_copies", "inputs"),
+        *("kept_predictions", "workspace", "activations", "communication", "other", "temporaries"),
     ]
 
 
@@ -391,6 +391,21 @@ def kept_by_a_module() -> Recording:
     return story.recording()
 
 
+def kept_by_a_list() -> Recording:
+    """The first result of three in an evaluation, all of which a list of the script keeps."""
+    story, kept = Story(), []
+    story.begin(0, Phase.BETWEEN)
+    for batch in range(3):
+        for place, address in enumerate(kept):
+            story.fact(Fact.VARIABLE, address, f"preds[{place}]", "eval.py:3 evaluate", at=story.now)
+        story.enter(Phase.EVALUATION)
+        story.alloc(IT + batch, 8, op="aten::addmm")
+        kept.append(IT + batch)
+        story.enter(Phase.BETWEEN)
+    story.end()
+    return story.recording()
+
+
 def freed(story: Story) -> Recording:
     """``story``, with the allocation freed."""
     story.free(IT)
@@ -411,6 +426,7 @@ DECIDED: list[tuple[str, list[Story | Recording]]] = [
     ("communication", [in_phase(Phase.FORWARD, Fact.COMMUNICATION, Fact.SAVED)]),
     ("cast_copies", [in_phase(Phase.FORWARD, Fact.CAST_COPY, Fact.SAVED)]),
     ("inputs", [in_phase(Phase.BETWEEN, Fact.INPUT), in_phase(Phase.DATA), in_phase(Phase.BETWEEN, Fact.SAVED)]),
+    ("kept_predictions", [kept_by_a_list()]),
     (
         "workspace",
         [

@@ -61,5 +61,6 @@ def test_words_are_kinds_of_events() -> None:
 
 @pytest.mark.parametrize("text", ["", "found", "train", "train.py", "train.py:", ":train", "train.txt:train", "a b.c"])
 def test_what_says_nothing_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"give backward, optimizer, forward, or a function as FILE\.py:FUNCTION"):
+    forms = r"give backward, optimizer, forward, evaluation, or a function as FILE\.py:FUNCTION"
+    with pytest.raises(UsageError, match=forms):
         step_on_of(text)

@@ -11,6 +11,7 @@ from ampmem.recorder.marker import Marker
 from ampmem.recorder.steps import (
     FORWARD_UNSEEN,
     MOST_LOOKS,
+    MOST_LOOKS_AT_EVALUATIONS,
     PATIENCE,
     WITHOUT_OPTIMIZER,
     Actions,
@@ -532,12 +533,43 @@ def test_what_a_step_does_in_its_order() -> None:
     assert script.done == [Do.PAUSE, Do.SEE_MODEL, Do.OBSERVE, Do.END_FORWARD]
 
 
-def test_an_evaluation_is_counted_and_looks_at_nothing() -> None:
+def test_an_evaluation_looks_at_what_is_kept_before_each_batch() -> None:
     script = Script()
     script.play("m fbu")
     script.done.clear()
     script.forward(grad=False)
-    assert script.done == [Do.PAUSE, Do.SEE_MODEL, Do.COUNT_EVALUATION, Do.OBSERVE, Do.END_FORWARD]
+    assert script.done == [Do.LOOK, Do.PAUSE, Do.SEE_MODEL, Do.OBSERVE, Do.END_FORWARD]
+    for _ in range(MOST_LOOKS_AT_EVALUATIONS):
+        script.forward(grad=False)
+    assert script.done.count(Do.LOOK) == MOST_LOOKS_AT_EVALUATIONS
+    script.play("fbu")
+    assert script.done.count(Do.LOOK) == MOST_LOOKS_AT_EVALUATIONS + 3  # those of the step itself
+
+
+def test_an_evaluation_alone_is_recorded_from_its_first_batch_to_the_next_training() -> None:
+    script = Script(StepOn.EVALUATION)
+    script.machine.recording = False
+    script.act(script.machine.skimmed(None))
+    script.act(script.machine.skimmed_over())
+    assert (script.done, script.text) == ([], "")  # a forward that trains ends no step
+    script.act(script.machine.skimmed(None, evaluates=True))
+    assert script.done == [Do.BEGIN]
+    script.machine.recording = True
+    script.machine.step_began()
+    script.forward(grad=False)
+    script.forward()  # in eval mode, without no_grad
+    assert script.text == "F.|F|"
+    script.done.clear()
+    script.act(script.machine.forward_started(None, grad=True, observed=False, recomputing=False, trains=True))
+    assert script.done[0] is Do.END
+
+
+def test_skipped_batches_of_an_evaluation_are_steps() -> None:
+    script = Script(StepOn.EVALUATION)
+    script.machine.recording = False
+    script.act(script.machine.skimmed(None, evaluates=True))
+    script.act(script.machine.skimmed_over())
+    assert (script.done, script.text) == ([Do.BEGIN], "|")
 
 
 def test_an_evaluation_inside_a_forward_lets_that_go_on() -> None:
@@ -546,7 +578,7 @@ def test_an_evaluation_inside_a_forward_lets_that_go_on() -> None:
     script.enter()
     script.done.clear()
     script.forward(grad=False, observed=True)
-    assert script.done == [Do.PAUSE, Do.SEE_MODEL, Do.COUNT_EVALUATION, Do.OBSERVE]
+    assert script.done == [Do.LOOK, Do.PAUSE, Do.SEE_MODEL, Do.OBSERVE]
     assert script.text == "FEF"
 
 

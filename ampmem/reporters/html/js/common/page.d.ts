@@ -25,12 +25,12 @@ export interface Summary {
   peak: RunPeak;
   outside_steps: OutsidePeak | null;
   whole_peak: WholePeak;
-  most: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  most: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other", number>;
   allocator: Allocator;
   caching_allocator: AllocatorRecord | null;
   prediction: Prediction | null;
   conservation: Conservation;
-  inferred: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  inferred: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other", number>;
   static_recipe: StaticRecipe | null;
   static_model: Array<StaticComponent>;
   static_problem: string | null;
@@ -99,15 +99,15 @@ export interface Step {
 }
 
 export interface Marks {
-  after_forward: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
-  after_backward: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
-  after_optimizer: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
+  after_forward: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other", number> | null;
+  after_backward: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other", number> | null;
+  after_optimizer: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other", number> | null;
 }
 
 export interface Peak {
   bytes: number;
   phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
-  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other", number>;
   temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
   communication_by_part: Record<"reduce_buckets" | "all_gather" | "reduce_scatter" | "unsharded_parameters" | "unsharded_gradients" | "receive_buffers" | "broadcast" | "all_reduce" | "all_to_all", number>;
   op: string | null;
@@ -131,7 +131,7 @@ export interface FailedRequest {
   op: string | null;
   module: string | null;
   stack: Array<string>;
-  alive: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  alive: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other", number>;
   temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
   to_come: ToCome | null;
   largest: Array<LargeAllocation>;
@@ -157,7 +157,7 @@ export interface ToCome {
 
 export interface LargeAllocation {
   bytes: number;
-  category: "parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other";
+  category: "parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other";
   name: string | null;
   module: string | null;
   op: string | null;
@@ -175,7 +175,7 @@ export interface LargestFree {
 export interface RunPeak {
   bytes: number;
   phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
-  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other", number>;
   temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
   communication_by_part: Record<"reduce_buckets" | "all_gather" | "reduce_scatter" | "unsharded_parameters" | "unsharded_gradients" | "receive_buffers" | "broadcast" | "all_reduce" | "all_to_all", number>;
   op: string | null;
@@ -187,7 +187,7 @@ export interface RunPeak {
 export interface OutsidePeak {
   bytes: number;
   phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
-  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other", number>;
   temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
   communication_by_part: Record<"reduce_buckets" | "all_gather" | "reduce_scatter" | "unsharded_parameters" | "unsharded_gradients" | "receive_buffers" | "broadcast" | "all_reduce" | "all_to_all", number>;
   op: string | null;
@@ -372,7 +372,7 @@ export interface Held {
   holder: string | null;
   bytes: number;
   tensors: number;
-  category: "parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other";
+  category: "parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other";
   place: string;
 }
 
@@ -603,7 +603,7 @@ export interface ChangeView {
 }
 
 export interface GroupChange {
-  category: "parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other";
+  category: "parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "kept_predictions" | "other";
   module: string | null;
   name: string | null;
   op: string | null;
