@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { breakdownOf, compositionOf, comparedAt, waterfallOf } from "../../../ampmem/reporters/html/js/data/run.js";
 
 const page = {
-  autocast_arms: ["amp"],
+  autocast_precisions: ["amp"],
   categories: ["parameters", "master_copies", "cast_copies", "activations"].map((key) => ({ key })),
   marks: { after_forward: "after forward", after_backward: "after backward", after_optimizer: "after update", peak: "peak" },
   precision_copies: ["master_copies", "cast_copies"],
