@@ -452,7 +452,7 @@ def _outside_steps(analysis: Analysis) -> OutsidePeak | None:
 PLACES = {
     PeakPlace.BEFORE_STEPS: "before the first step",
     PeakPlace.AFTER_STEPS: "after the last step",
-    PeakPlace.NOT_RECORDED: "after the recorded steps",
+    PeakPlace.NOT_RECORDED: "outside the recorded steps",
 }
 """The place of a peak outside of the steps, in words."""
 

@@ -303,7 +303,7 @@ def test_a_run_that_goes_on_after_its_steps_says_what_is_of_all_of_it(tmp_path: 
     assert (
         f"The peak of the recorded steps is {format_bytes(summary.peak.bytes)} allocated, in forward of step 2" in text
     )
-    same = first.removeprefix("ampmem: ").replace(" allocated, ", " allocated after the recorded steps, ")
+    same = first.removeprefix("ampmem: ").replace(" allocated, ", " allocated outside the recorded steps, ")
     assert (same if end == "fail" else f"The whole run: {same}") in text
     assert ("up to where the script failed" in first) is (end == "fail") is (recording.run.failure is not None)
     assert ("79.2 GiB, for the whole run" in text) is (end != "fail")

@@ -108,7 +108,7 @@ def _findings(summary: Summary, details: frozenset[Detail], layout: Layout) -> s
     """The findings; changes are shown once, with the failed request, unless the evidence is asked for."""
     title = "findings"
     if summary.ended_by is None and summary.whole.where is not PeakPlace.STEP:
-        title += " of the recorded steps (the run's peak is not in them)"
+        title += " of the recorded steps, which lack the run's peak"
     evidence = Detail.EVIDENCE in details
     shown = summary.findings if evidence else told_elsewhere(summary.out_of_memory, summary.findings)
     return render_labelled([(finding, ()) for finding in shown], layout, evidence=evidence, title=title)

@@ -399,8 +399,8 @@ def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None
     assert (whole.where, whole.step) == (PeakPlace.NOT_RECORDED, None)
     flat = " ".join(render(summary, summary.notes).split())
     assert flat.startswith("The peak of the recorded steps is 3.0 KiB allocated, 517 B of it requested, in backward of")
-    assert "The peak of the whole run is 5.0 KiB, after the recorded steps; the tables and the findings cover" in flat
-    assert "peak 5.0 KiB to 6.0 KiB allocated after the recorded steps, " in flat
+    assert "The peak of the whole run is 5.0 KiB, outside the recorded steps; the tables and the findings cover" in flat
+    assert "peak 5.0 KiB to 6.0 KiB allocated outside the recorded steps, " in flat
     # Every command that limits or compares a peak takes that number.
     run = run_of(replace(rounded(5, 1).recording(), prediction=later), "run")
     before = side_of(rounded(5, 1).recording(), "before")
@@ -410,10 +410,10 @@ def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None
     assert sizes["allocated", Limit.BUDGET][1] == 6144
     assert sizes["peak", Limit.BASELINE] == (3072, 5120, None, False)
     told = " ".join(render_check(found).split())
-    assert "note: the peak of the whole run is 5.0 KiB, after the recorded steps; the peak of the recorded" in told
+    assert "note: the peak of the whole run is 5.0 KiB, outside the recorded steps; the peak of the recorded" in told
     changed = difference(before, side_of(replace(rounded(5, 1).recording(), prediction=later), "after"))
     assert (changed.before, changed.after, changed.peaks) == (517, 517, (3072, 3072))
-    assert changed.elsewhere_in_run == ("the peak of the whole run of after is 5.0 KiB, after the recorded steps",)
+    assert changed.elsewhere_in_run == ("the peak of the whole run of after is 5.0 KiB, outside the recorded steps",)
 
 
 def test_a_difference_is_that_of_the_peaks_with_the_rounding_of_blocks() -> None:
