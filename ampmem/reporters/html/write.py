@@ -135,10 +135,18 @@ STREAMS_LIMIT = 24_000_000
 """The most bytes of the page for the events of all recordings."""
 
 
-def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advised: Advised | None = None) -> None:
+def write(
+    recordings: Sequence[Path],
+    output: Path,
+    *,
+    force: bool = False,
+    advised: Advised | None = None,
+    compiling: Sequence[Difference] = (),
+) -> None:
     """Write the page of ``recordings``, or of JSON that ampmem printed, to ``output``.
 
     Several recordings are compared, and ranks of one job merged. Findings that ``advised`` disproves are left out.
+    ``compiling`` is what compiling changes in each precision.
 
     Raises :class:`~ampmem.errors.UsageError` when there is no recording, one is missing or ``output`` cannot be written
     (it exists, without ``force``, or is one of the recordings), and what reading and summing up a recording raises.
@@ -152,7 +160,7 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advi
     for path in recordings:
         check_output(output, force=force, source=path)
     with PageProgress() as progress:
-        view = _view(recordings, STREAMS_LIMIT, progress, advised)
+        view = _view(recordings, STREAMS_LIMIT, progress, advised, compiling)
         progress.say(f"writing {output.name}")
         page = _rendered(view)
         with open_output(output, force=force) as stream:
@@ -197,14 +205,22 @@ _PRINTED = (
 
 
 def _view(
-    recordings: Sequence[Path], room: int, progress: PageProgress, advised: Advised | None = None
+    recordings: Sequence[Path],
+    room: int,
+    progress: PageProgress,
+    advised: Advised | None = None,
+    compiling: Sequence[Difference] = (),
 ) -> PageView | FitResult:
     limit = partial(_limit, room)
     printed = {path: printed_in(path, _PRINTED) for path in recordings if is_json(path)}
+    for path, those in printed.items():
+        if isinstance(those[0], Summary):  # compare --compile prints differences after the summaries
+            compiling = [*compiling, *(each for each in those if isinstance(each, Difference))]
+            printed[path] = [each for each in those if not isinstance(each, Difference)]
     found = [each for those in printed.values() for each in those]
     if all(isinstance(each, Summary) for each in found):
         return _of_ranks(recordings, limit, progress, advised) or _of_each(
-            recordings, printed, limit, progress, advised
+            recordings, printed, limit, progress, advised, compiling
         )
     if len(printed) == len(recordings) and all(isinstance(each, Ranks) for each in found):
         return ranks_page(found)
@@ -240,6 +256,7 @@ def _of_each(
     limit: Callable[[int], int],
     progress: PageProgress,
     advised: Advised | None,
+    compiling: Sequence[Difference],
 ) -> PageView:
     """The page of all recordings, and of the summaries ``printed`` in some of the files, side by side."""
     columns, names = [], []
@@ -261,4 +278,4 @@ def _of_each(
         if entry.summary is not None:
             said = said_of(entry.summary, judged, difference_headline(comparison, index))
             named.append(replace(run, label=entry.label, packed=packed_words(entry.summary, said)))
-    return page_view(tuple(named), compared_runs(comparison), verdict_view(verdict_of(comparison)))
+    return page_view(tuple(named), compared_runs(comparison, compiling), verdict_view(verdict_of(comparison)))
