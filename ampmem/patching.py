@@ -128,10 +128,7 @@ def undone_together(install: Callable[_GivenP, Iterator[Undo]]) -> Callable[_Giv
 
     @functools.wraps(install)
     def installed(*args: _GivenP.args, **kwargs: _GivenP.kwargs) -> Undo:
-        with ExitStack() as stack:
-            for undo in install(*args, **kwargs):
-                stack.callback(undo)
-            return stack.pop_all().close
+        return together(install(*args, **kwargs))
 
     return installed
 

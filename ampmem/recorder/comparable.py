@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampmem.patching import Undo, hook, patch_call
+from ampmem.patching import Undo, hook, patch_call, undone_together
 from ampmem.recorder.torch_private.general import LOSSES, in_backward, on_step_before
 from ampmem.results import GRADIENT, LOSS, ResultsWriter, Values
 
@@ -38,13 +37,12 @@ class Results:
     def __init__(self, path: Path) -> None:
         self._writer = ResultsWriter(path.absolute())
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Install patches and hooks; returns an undo that also closes the file."""
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            undo.callback(patch_call(*LOSSES, self._wrap_backward))
-            undo.callback(hook(on_step_before, self._before_update))
-            return undo.pop_all().close
+        yield self.close
+        yield patch_call(*LOSSES, self._wrap_backward)
+        yield hook(on_step_before, self._before_update)
 
     def close(self) -> None:
         """Stop writing, because all steps to compare have ended."""

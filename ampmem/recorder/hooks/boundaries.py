@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -18,18 +17,19 @@ from torch import nn
 
 from ampmem.errors import UsageError
 from ampmem.own_code import is_torch
-from ampmem.patching import Undo, added, hook, patch_call
+from ampmem.patching import Undo, added, hook, patch_call, undone_together
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.torch_private.general import NEXT_BATCH, SAMPLER, on_module_after, on_module_before, tree_leaves
 
 
+@undone_together
 def install_skimming(
     listener: Listener,
     begun: Callable[[nn.Module, tuple[Any, ...]], None],
     look: Callable[[], object] | None = None,
-) -> Undo:
+) -> Iterator[Undo]:
     """Register the hooks; returns their undo.
 
     ``begun`` gets the module with which the recording begins; ``look`` is called after each module that runs.
@@ -56,11 +56,9 @@ def install_skimming(
         if not running:
             listener.skimmed_over()
 
-    with ExitStack() as undo:
-        undo.callback(hook(on_module_before, before))
-        handle = on_module_after(after, always_call=True)
-        undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", handle.remove))
-        return undo.pop_all().close
+    yield hook(on_module_before, before)
+    handle = on_module_after(after, always_call=True)
+    yield added("torch.nn.modules.module", "register_module_forward_hook", handle.remove)
 
 
 _RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)

@@ -6,8 +6,8 @@ In forward, saved tensors are read from the autograd nodes: autograd itself is n
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from threading import get_ident
 from time import time_ns
@@ -18,7 +18,7 @@ import torch
 from ampmem.additions import ADD, InPlaceAdditions
 from ampmem.events import Fact
 from ampmem.own_code import OP_CALLER
-from ampmem.patching import Undo, added, patch_call, together, unseen
+from ampmem.patching import Undo, added, patch_call, together, undone_together, unseen
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -487,15 +487,14 @@ class ForwardObserver:
         """Whether forward is observed on this thread and the script has no saved-tensor hooks on."""
         return self.active and get_ident() == self._thread and _top_hooks() in (None, self._hooks)
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Patch the functions that disable hooks, and those with which Functions save tensors; returns the undo."""
-        with ExitStack() as undo:
-            undo.callback(patch_call(*private.DISABLE_SAVED_HOOKS, self._wrap_disable))
-            undo.callback(patch_call(*private.ENABLE_SAVED_HOOKS, self._wrap_enable))
-            undo.callback(self._mode.saved.install(self._reads_nodes))
-            # A session may end inside backward: an error, or another thread's wish.
-            undo.callback(self.backward_ended)
-            return undo.pop_all().close
+        yield patch_call(*private.DISABLE_SAVED_HOOKS, self._wrap_disable)
+        yield patch_call(*private.ENABLE_SAVED_HOOKS, self._wrap_enable)
+        yield self._mode.saved.install(self._reads_nodes)
+        # A session may end inside backward: an error, or another thread's wish.
+        yield self.backward_ended
 
 
 def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:

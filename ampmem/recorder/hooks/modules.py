@@ -7,7 +7,7 @@ a tensor that requires a gradient. Any other module is a transform of the batch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from threading import get_ident
 from types import FrameType, FunctionType, MethodType
@@ -19,7 +19,7 @@ from torch import nn
 from ampmem.events import Fact, Phase
 from ampmem.names import CASTS_COMPILED
 from ampmem.own_code import OWN_FOLDERS
-from ampmem.patching import Undo, added, hook, patch_call
+from ampmem.patching import Undo, added, hook, patch_call, undone_together
 from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.guests import is_nn_parameter, is_tensor
 from ampmem.recorder.hooks.listener import Listener
@@ -260,13 +260,12 @@ class UnseenByCompiled:
         """``id`` of dynamo's frame that runs the code for which the hooks are hidden."""
         self._unpatch: Undo | None = None
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Patch the function with which dynamo enters and leaves compiled code; returns the undo."""
-        with ExitStack() as undo:
-            undo.callback(patch_call(*private.COMPILE, self._wrap_compile))
-            undo.callback(self._end)
-            self._look()
-            return undo.pop_all().close
+        yield patch_call(*private.COMPILE, self._wrap_compile)
+        yield self._end
+        self._look()
 
     def show(self) -> None:
         """Put the hooks back, before some are removed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MemberDescriptorType
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
-from ampmem.patching import Undo, added, hook, patch_call
+from ampmem.patching import Undo, added, hook, patch_call, undone_together
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, states_of
 from ampmem.recorder.facts.log import Repeated
@@ -87,15 +87,14 @@ class OptimizerHooks:
         self._idle: set[str] = set()
         """Names of the parameters of optimizers that made no update."""
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Register the hooks and wrap ``GradScaler.step``; returns the undo."""
-        with ExitStack() as undo:
-            undo.callback(hook(private.on_step_before, self._log.misses.guarded(self._before)))
-            handle = self._handle = private.on_step_after(self._log.misses.guarded(self._after))
-            undo.callback(added(private.on_step_after.__module__, private.on_step_after.__name__, handle.remove))
-            undo.callback(patch_call(*private.SCALER_STEP, self._wrap_scaler))
-            undo.callback(patch_call(*private.OPTIMIZER_INIT, self._wrap_init))
-            return undo.pop_all().close
+        yield hook(private.on_step_before, self._log.misses.guarded(self._before))
+        handle = self._handle = private.on_step_after(self._log.misses.guarded(self._after))
+        yield added(private.on_step_after.__module__, private.on_step_after.__name__, handle.remove)
+        yield patch_call(*private.SCALER_STEP, self._wrap_scaler)
+        yield patch_call(*private.OPTIMIZER_INIT, self._wrap_init)
 
     def records(self) -> list[OptimizerRecord]:
         """Optimizers that made an update or whose update a GradScaler skipped, then those that made none."""

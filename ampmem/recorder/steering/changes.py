@@ -10,7 +10,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from ampmem.own_code import is_running
-from ampmem.patching import Undo, hook, patch
+from ampmem.patching import Undo, hook, patch, undone_together
 from ampmem.recorder.steering.compiling import COMPILE_HOOKS, COMPILE_IN_PLACE, MODULE_CALL
 from ampmem.recorder.steering.parallel import PARALLEL_HOOKS, ForcedChange, Hook
 from ampmem.recorder.steering.weights import BFloat16Weights
@@ -67,12 +67,11 @@ class ForcedChanges:
         if precision is Precision.BF16:
             self._parts.append(BFloat16Weights(note))
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Install the patches and hooks; returns the undo."""
-        with ExitStack() as undo:
-            for part in self._parts:
-                undo.callback(part.install())
-            return undo.pop_all().close
+        for part in self._parts:
+            yield part.install()
 
     def unmet(self) -> list[str]:
         """Why changes were not made, or not everywhere; empty if all were."""
@@ -364,16 +363,15 @@ class _Implementation(ForcedChange):
         self._making: set[int] = set()
         """``id`` of each optimizer inside its class's ``__init__``, which calls that of its base class."""
 
-    def install(self) -> Undo:
-        with ExitStack() as undo:
-            if self._argument == "foreach":
-                undo.callback(patch(*OPTIMIZER_INIT, self._wrap_foreach))
-            else:
-                undo.callback(patch(*OPTIMIZER_INIT, self._wrap_without_fused))
-                for place in FUSED_INITS:
-                    undo.callback(patch(*place, self._wrap_fused))
-            undo.callback(hook(on_step_before, self._check))
-            return undo.pop_all().close
+    @undone_together
+    def install(self) -> Iterator[Undo]:
+        if self._argument == "foreach":
+            yield patch(*OPTIMIZER_INIT, self._wrap_foreach)
+        else:
+            yield patch(*OPTIMIZER_INIT, self._wrap_without_fused)
+            for place in FUSED_INITS:
+                yield patch(*place, self._wrap_fused)
+        yield hook(on_step_before, self._check)
 
     def _why_not_done(self) -> str:
         return "the script created no torch optimizer"
@@ -579,12 +577,11 @@ class _FreedGradients(ForcedChange):
         self._freed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._zeroed = False
 
-    def install(self) -> Undo:
-        with ExitStack() as undo:
-            undo.callback(hook(on_step_after, self._after))
-            for place in ZERO_GRADS:
-                undo.callback(patch(*place, self._wrap))
-            return undo.pop_all().close
+    @undone_together
+    def install(self) -> Iterator[Undo]:
+        yield hook(on_step_after, self._after)
+        for place in ZERO_GRADS:
+            yield patch(*place, self._wrap)
 
     def unmet(self) -> list[str]:
         if self._done and not self._zeroed:
@@ -620,12 +617,11 @@ class _BatchSize(ForcedChange):
         self._size = size
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         place: Place = (DataLoader, "__init__")
-        with ExitStack() as undo:
-            undo.callback(patch(*place, self._wrap))
-            undo.callback(hook(on_module_before, self._before))
-            return undo.pop_all().close
+        yield patch(*place, self._wrap)
+        yield hook(on_module_before, self._before)
 
     def _why_not_done(self) -> str:
         return "the script created no DataLoader with a larger batch size"

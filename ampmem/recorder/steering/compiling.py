@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch, undone_together
 from ampmem.recorder.steering.parallel import ForcedChange, Hook
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import COMPILE, run_uncompiled
@@ -25,11 +25,10 @@ COMPILE_IN_PLACE: Place = (nn.Module, "compile")
 class _LeftOut(ForcedChange):
     """Returns what the script gives to ``torch.compile`` as it is; ``module.compile()`` does nothing."""
 
-    def install(self) -> Undo:
-        with ExitStack() as undo:
-            undo.callback(patch(*COMPILE, self._wrap))
-            undo.callback(patch(*COMPILE_IN_PLACE, self._wrap_in_place))
-            return undo.pop_all().close
+    @undone_together
+    def install(self) -> Iterator[Undo]:
+        yield patch(*COMPILE, self._wrap)
+        yield patch(*COMPILE_IN_PLACE, self._wrap_in_place)
 
     def _why_not_done(self) -> str:
         return "the script compiles nothing"
@@ -67,12 +66,11 @@ class _PutIn(ForcedChange):
         self._compiles = self._script_compiles = False
         self._calls = ExitStack()
 
-    def install(self) -> Undo:
-        with ExitStack() as undo:
-            undo.callback(self._undo)
-            undo.callback(patch(*COMPILE, self._wrap))
-            self._see_calls()
-            return undo.pop_all().close
+    @undone_together
+    def install(self) -> Iterator[Undo]:
+        yield self._undo
+        yield patch(*COMPILE, self._wrap)
+        self._see_calls()
 
     def _see_calls(self) -> None:
         self._calls.callback(patch(*MODULE_CALL, self._wrap_call))
@@ -131,11 +129,10 @@ class _MemoryBudget(ForcedChange):
         super().__init__(option, note)
         self._share = share
 
-    def install(self) -> Undo:
-        with ExitStack() as undo:
-            undo.callback(set_memory_budget(self._share))
-            undo.callback(patch(*COMPILES, self._wrap))
-            return undo.pop_all().close
+    @undone_together
+    def install(self) -> Iterator[Undo]:
+        yield set_memory_budget(self._share)
+        yield patch(*COMPILES, self._wrap)
 
     def _why_not_done(self) -> str:
         return "the script compiles nothing with Inductor"

@@ -8,14 +8,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch, undone_together
 from ampmem.recorder.torch_private.entries import Place
 
 
@@ -142,11 +141,10 @@ class _ArgumentChange(ForcedChange):
         self._calls, self._arguments = calls, arguments
         self._kept: dict[str, None] = {}
 
-    def install(self) -> Undo:
-        with ExitStack() as undo:
-            for argument in self._arguments():
-                undo.callback(patch(*argument.place, functools.partial(self._wrap, argument)))
-            return undo.pop_all().close
+    @undone_together
+    def install(self) -> Iterator[Undo]:
+        for argument in self._arguments():
+            yield patch(*argument.place, functools.partial(self._wrap, argument))
 
     def unmet(self) -> list[str]:
         return super().unmet()[:1]
@@ -193,17 +191,16 @@ class _NoPrefetch(_ArgumentChange):
         super().__init__(option, _SHARDED, _backward_prefetch, note)
         self._ours = False
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         from torch.distributed import fsdp
 
         calls: Place = (fsdp, "fully_shard")
         settings: list[Place] = [(fsdp.FSDPModule, f"set_modules_to_{which}_prefetch") for which in _PASSES]
-        with ExitStack() as undo:
-            undo.callback(super().install())
-            undo.callback(patch(*calls, self._wrap_fully_shard))
-            for setting in settings:
-                undo.callback(patch(*setting, functools.partial(self._wrap_setting, setting[1])))
-            return undo.pop_all().close
+        yield super().install()
+        yield patch(*calls, self._wrap_fully_shard)
+        for setting in settings:
+            yield patch(*setting, functools.partial(self._wrap_setting, setting[1]))
 
     def _wrap_fully_shard(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -219,9 +219,8 @@ def _view(
             printed[path] = [each for each in those if not isinstance(each, Difference)]
     found = [each for those in printed.values() for each in those]
     if all(isinstance(each, Summary) for each in found):
-        return _of_ranks(recordings, limit, progress, advised) or _of_each(
-            recordings, printed, limit, progress, advised, compiling
-        )
+        page = _of_ranks(recordings, limit, progress, advised)
+        return page or _of_each(recordings, printed, limit, progress, advised, compiling)
     if len(printed) == len(recordings) and all(isinstance(each, Ranks) for each in found):
         return ranks_page(found)
     if len(recordings) == len(found) == 1 and isinstance(found[0], Difference):

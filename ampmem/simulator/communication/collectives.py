@@ -10,7 +10,6 @@ import functools
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 import torch
@@ -183,7 +182,8 @@ class Collectives:
         self._mode = mode
         self._communicators = communicators
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Handle collectives from now on; returns the undo."""
         answers = self._mode.answers
         former = dict(answers)
@@ -192,22 +192,20 @@ class Collectives:
             answers.clear()
             answers.update(former)
 
-        with ExitStack() as undo:
-            for op in (*_RETURN_TENSORS, *_RETURN_WORK):
-                answers[op] = self._answer
-            answers.update(dict.fromkeys(private.WAITS, self._wait))
-            answers.update(dict.fromkeys(private.FUNCTIONAL, self._functional))
-            undo.callback(added("answers", "collectives", put_back))
-            # Patched in Python, because the ops do not show the reduction.
-            reductions = {
-                "all_reduce": in_place_of(dist.all_reduce, self._all_reduce),
-                "all_reduce_coalesced": in_place_of(dist.all_reduce_coalesced, self._all_reduce_coalesced),
-                "reduce": in_place_of(dist.reduce, self._reduce),
-            }
-            undo.callback(replace_all((dist, dist.distributed_c10d), reductions))
-            broadcast = in_place_of(dist.ProcessGroup.broadcast, self._broadcast)
-            undo.callback(replace_all((dist.ProcessGroup,), {"broadcast": broadcast}))
-            return undo.pop_all().close
+        for op in (*_RETURN_TENSORS, *_RETURN_WORK):
+            answers[op] = self._answer
+        answers.update(dict.fromkeys(private.WAITS, self._wait))
+        answers.update(dict.fromkeys(private.FUNCTIONAL, self._functional))
+        yield added("answers", "collectives", put_back)
+        # Patched in Python, because the ops do not show the reduction.
+        reductions = {
+            "all_reduce": in_place_of(dist.all_reduce, self._all_reduce),
+            "all_reduce_coalesced": in_place_of(dist.all_reduce_coalesced, self._all_reduce_coalesced),
+            "reduce": in_place_of(dist.reduce, self._reduce),
+        }
+        yield replace_all((dist, dist.distributed_c10d), reductions)
+        broadcast = in_place_of(dist.ProcessGroup.broadcast, self._broadcast)
+        yield replace_all((dist.ProcessGroup,), {"broadcast": broadcast})
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         # Tensors on the CPU are real: torch's fake backend copies them. A barrier has no tensors to tell by.

@@ -7,7 +7,7 @@ or before, unless noted.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from torch.distributed.tensor import _sharding_prop as sharding_prop
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
 
-from ampmem.patching import added, patch, replace_all
+from ampmem.patching import Undo, added, patch, replace_all, undone_together
 from ampmem.simulator.private.general import FakeTensorMode, without_modes
 from ampmem.simulator.world import World
 
@@ -66,17 +66,16 @@ def group_named(name: str) -> Any:
     return resolve(name)
 
 
-def install(world: World, *, cuda: bool) -> Callable[[], None]:
+@undone_together
+def install(world: World, *, cuda: bool) -> Iterator[Undo]:
     """Install all of the following except :func:`done`, for a rank of ``world`` on ``cuda``; returns the undo."""
-    with ExitStack() as undo:
-        if cuda:
-            undo.callback(current_device(world.local_rank))
-        undo.callback(cuda_is_the_accelerator())
-        undo.callback(shapes_take_no_memory())
-        undo.callback(random_without_states())
-        undo.callback(slices_on_demand())
-        undo.callback(strides_looked_up_once())
-        return undo.pop_all().close
+    if cuda:
+        yield current_device(world.local_rank)
+    yield cuda_is_the_accelerator()
+    yield shapes_take_no_memory()
+    yield random_without_states()
+    yield slices_on_demand()
+    yield strides_looked_up_once()
 
 
 def done(tensors: Iterable[Tensor]) -> Any:
@@ -282,23 +281,23 @@ def nobody_to_verify(verify: Callable[[Any, Sequence[Tensor]], None]) -> Callabl
     return patch(torch.distributed, "_verify_params_across_processes", wrap)
 
 
-def nothing_is_timed() -> Callable[[], None]:
+@undone_together
+def nothing_is_timed() -> Iterator[Undo]:
     """Prevent DDP's reducer from timing its first iterations with CUDA events; returns the undo.
 
     It does so in C++, where there is no device. The call before each forward starts the count of iterations, and
     nothing else; the logger then dereferences the times.
     """
-    with ExitStack() as undo:
-        undo.callback(patch(_distributed.Reducer, "prepare_for_forward", _nothing))
-        undo.callback(patch(_distributed.Logger, "set_runtime_stats_and_log", _nothing))
-        return undo.pop_all().close
+    yield patch(_distributed.Reducer, "prepare_for_forward", _nothing)
+    yield patch(_distributed.Logger, "set_runtime_stats_and_log", _nothing)
 
 
 def _nothing(original: Callable[..., None]) -> Callable[..., None]:
     return lambda reducer: None
 
 
-def around_bookkeeping(region: Callable[[], Any]) -> Callable[[], None]:
+@undone_together
+def around_bookkeeping(region: Callable[[], Any]) -> Iterator[Undo]:
     """Enter ``region`` while DDP's reducer makes its own integers; returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -309,27 +308,22 @@ def around_bookkeeping(region: Callable[[], Any]) -> Callable[[], None]:
         return inside
 
     reducer, parallel = _distributed.Reducer, torch.nn.parallel.DistributedDataParallel
-    with ExitStack() as undo:
-        undo.callback(patch(reducer, "_rebuild_buckets", wrap))
-        undo.callback(patch(reducer, "_set_static_graph", wrap))
-        undo.callback(patch(parallel, "_ddp_init_helper", wrap))
-        return undo.pop_all().close
+    yield patch(reducer, "_rebuild_buckets", wrap)
+    yield patch(reducer, "_set_static_graph", wrap)
+    yield patch(parallel, "_ddp_init_helper", wrap)
 
 
-def stages_meet(hear: Callable[[Any, int], Any], tell: Callable[[Any, Any], None]) -> Callable[[], None]:
+@undone_together
+def stages_meet(hear: Callable[[Any, int], Any], tell: Callable[[Any, Any], None]) -> Iterator[Undo]:
     """Make a pipeline stage get the shapes of another rank's stage from ``hear``, and pass its own to ``tell``.
 
     Returns the undo. Since 2.12; before, a stage asked for a tuple of tensors.
     """
-    with ExitStack() as undo:
-        if "_recv_meta" in vars(PipelineStage):
-            undo.callback(patch(PipelineStage, "_recv_meta", lambda original: hear))
-            undo.callback(
-                patch(PipelineStage, "_send_meta", lambda original: lambda stage, meta, to: tell(stage, meta))
-            )
-        else:
-            undo.callback(patch(PipelineStage, "_shape_inference", lambda original: _asks_first(original, hear)))
-        return undo.pop_all().close
+    if "_recv_meta" in vars(PipelineStage):
+        yield patch(PipelineStage, "_recv_meta", lambda original: hear)
+        yield patch(PipelineStage, "_send_meta", lambda original: lambda stage, meta, to: tell(stage, meta))
+    else:
+        yield patch(PipelineStage, "_shape_inference", lambda original: _asks_first(original, hear))
 
 
 def _asks_first(original: Callable[..., Any], hear: Callable[[Any, int], Any]) -> Callable[..., Any]:

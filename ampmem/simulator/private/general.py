@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
-from ampmem.patching import added, patch, replace_all, replaced
+from ampmem.patching import Undo, added, patch, replace_all, replaced, undone_together
 
 FAKE_TENSOR_MODULES = (torch._subclasses, fake_tensor)
 """Modules from which libraries import the class of fake tensors."""
@@ -228,17 +228,16 @@ def _backward_runs() -> bool:
     return True
 
 
-def accept_foreach() -> Callable[[], None]:
+@undone_together
+def accept_foreach() -> Iterator[Undo]:
     """Make optimizers use foreach on fake tensors, as on CUDA tensors; returns the undo.
 
     Both lists exist since 2.1 (torch's own DTensor is added the same way). Without it optimizers silently use a loop.
     """
     lists: tuple[list[Any], ...] = (torch_optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types)
-    with ExitStack() as undo:
-        for types in lists:
-            types.append(FakeTensor)
-            undo.callback(added("types for foreach", "FakeTensor", functools.partial(types.remove, FakeTensor)))
-        return undo.pop_all().close
+    for types in lists:
+        types.append(FakeTensor)
+        yield added("types for foreach", "FakeTensor", functools.partial(types.remove, FakeTensor))
 
 
 def without_device_context() -> Callable[[], None]:
@@ -303,7 +302,8 @@ def run_backward_here() -> Callable[[], None]:
     return added("torch.autograd", "set_multithreading_enabled", restore)
 
 
-def swap_on_conversion(cannot: Callable[[], Exception]) -> Callable[[], None]:
+@undone_together
+def swap_on_conversion(cannot: Callable[[], Exception]) -> Iterator[Undo]:
     """Make parameters keep their identity when a module moves, as between real devices; returns the undo.
 
     On a GPU torch moves a parameter by ``parameter.data = ...``. A fake tensor needs the setting that swaps the two
@@ -342,13 +342,11 @@ def swap_on_conversion(cannot: Callable[[], Exception]) -> Callable[[], None]:
 
     former = torch.__future__.get_swap_module_params_on_conversion()
     restore = functools.partial(torch.__future__.set_swap_module_params_on_conversion, former)
-    with ExitStack() as undo:
-        torch.__future__.set_swap_module_params_on_conversion(True)
-        undo.callback(added("torch.__future__", "set_swap_module_params_on_conversion", restore))
-        undo.callback(replace_all((torch.utils,), {"weakref": SimpleNamespace(getweakrefs=lambda tensor: [])}))
-        undo.callback(patch(torch.utils, "swap_tensors", wrap))
-        undo.callback(patch(torch.jit._script.RecursiveScriptModule, "__init__", note_scripted))
-        return undo.pop_all().close
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield added("torch.__future__", "set_swap_module_params_on_conversion", restore)
+    yield replace_all((torch.utils,), {"weakref": SimpleNamespace(getweakrefs=lambda tensor: [])})
+    yield patch(torch.utils, "swap_tensors", wrap)
+    yield patch(torch.jit._script.RecursiveScriptModule, "__init__", note_scripted)
 
 
 def _is_in(tensor: torch.Tensor, modules: Sequence[weakref.ref[nn.Module]]) -> bool:
@@ -747,7 +745,8 @@ def _keep_tables_of_dynamo() -> None:
         VariableBuilder._type_dispatch()
 
 
-def run_uncompiled(called: Callable[[], object]) -> Callable[[], None]:
+@undone_together
+def run_uncompiled(called: Callable[[], object]) -> Iterator[Undo]:
     """Run compiled code uncompiled, and call ``called`` each time; returns the undo.
 
     Dynamo calls a function of its own, since 2.6, to decide what to do with compiled code: here the answer is
@@ -769,12 +768,10 @@ def run_uncompiled(called: Callable[[], object]) -> Callable[[], None]:
         def __init__(self, stance: str = "default", **_: Any) -> None:
             super().__init__("force_eager")
 
-    with ExitStack() as undo:
-        undo.callback(patch(torch._dynamo.eval_frame, "_callback_from_stance", wrap))
-        eager = former("force_eager")
-        undo.callback(added("torch.compiler", "set_stance", functools.partial(eager.__exit__, None, None, None)))
-        undo.callback(replace_all((torch._dynamo, torch._dynamo.decorators), {"set_stance": set_stance}))
-        return undo.pop_all().close
+    yield patch(torch._dynamo.eval_frame, "_callback_from_stance", wrap)
+    eager = former("force_eager")
+    yield added("torch.compiler", "set_stance", functools.partial(eager.__exit__, None, None, None))
+    yield replace_all((torch._dynamo, torch._dynamo.decorators), {"set_stance": set_stance})
 
 
 FLATTEN = (nn.RNNBase, "flatten_parameters")

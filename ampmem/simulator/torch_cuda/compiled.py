@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import CodeType
@@ -19,7 +19,7 @@ import torch
 from ampmem.allocator.settings import MIB
 from ampmem.failure import failure_of
 from ampmem.own_code import is_library
-from ampmem.patching import replace_all, unseen
+from ampmem.patching import Undo, replace_all, undone_together, unseen
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import compilation
 from ampmem.simulator.private.compilation import Kernel
@@ -62,23 +62,22 @@ NVIDIA's architecture papers have them. Many GPUs have a part of it: an H100 50 
 """
 
 
-def install(mode: SimulatedMode, cache: Path | None) -> Callable[[], None]:
+@undone_together
+def install(mode: SimulatedMode, cache: Path | None) -> Iterator[Undo]:
     """Run compiled code compiled, or uncompiled if the user says so; returns the undo.
 
     ``cache`` is the folder for what the compiler keeps, the user's own by default.
     """
     assumed = mode.assumed
-    with ExitStack() as undo:
-        if assumed.uncompiled:
-            uncompiled = _UNCOMPILED.format(assumed.advice("compile=eager"))
-            undo.callback(run_uncompiled(functools.partial(mode.device_model.leave_out, uncompiled)))
-            undo.callback(replace_all((torch,), {"compile": _without_inductor(torch.compile, mode)}))
-        else:
-            compiler = _Compiler(mode, cache)
-            undo.callback(compiler.undo.close)
-            undo.callback(compilation.prepare(compiler.ready, compiler))
-            undo.callback(replace_all((torch,), {"compile": _refusing(torch.compile, mode, compiler.refuse)}))
-        return undo.pop_all().close
+    if assumed.uncompiled:
+        uncompiled = _UNCOMPILED.format(assumed.advice("compile=eager"))
+        yield run_uncompiled(functools.partial(mode.device_model.leave_out, uncompiled))
+        yield replace_all((torch,), {"compile": _without_inductor(torch.compile, mode)})
+    else:
+        compiler = _Compiler(mode, cache)
+        yield compiler.undo.close
+        yield compilation.prepare(compiler.ready, compiler)
+        yield replace_all((torch,), {"compile": _refusing(torch.compile, mode, compiler.refuse)})
 
 
 def _without_inductor(original: Callable[..., Any], mode: SimulatedMode) -> Callable[..., Any]:

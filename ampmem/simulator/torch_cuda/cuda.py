@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -346,7 +346,8 @@ class StreamRegion:
             self.stream.__exit__()
 
 
-def _install_streams(device: SimulatedDevice) -> Callable[[], None]:
+@undone_together
+def _install_streams(device: SimulatedDevice) -> Iterator[Undo]:
     """Replace torch's streams, events and regions; returns the undo."""
     body = {"model": device, "__module__": "torch.cuda.streams"}
     stream: type[Stream] = type("Stream", (Stream,), body)
@@ -367,14 +368,12 @@ def _install_streams(device: SimulatedDevice) -> Callable[[], None]:
     regions = {"stream": StreamRegion, "StreamContext": StreamRegion, "set_stream": enter, "current_stream": current}
     kinds = {"Stream": stream, "Event": event, "ExternalStream": _external(stream)}
     wait = {"synchronize": synchronize}
-    with ExitStack() as undo:
-        undo.callback(replace_all((torch.cuda, torch.cuda.streams), kinds))
-        default = {"default_stream": lambda device=None: stream(stream_id=DEFAULT)}
-        undo.callback(replace_all((torch.cuda,), regions | wait | default))
-        undo.callback(replace_all((torch.accelerator,), {"current_stream": current, "set_stream": enter} | wait))
-        undo.callback(replace_all((torch,), {"Stream": stream, "Event": event}))
-        undo.callback(put_in(*general.RAW_STREAM, lambda where: device.order.current()))
-        return undo.pop_all().close
+    yield replace_all((torch.cuda, torch.cuda.streams), kinds)
+    default = {"default_stream": lambda device=None: stream(stream_id=DEFAULT)}
+    yield replace_all((torch.cuda,), regions | wait | default)
+    yield replace_all((torch.accelerator,), {"current_stream": current, "set_stream": enter} | wait)
+    yield replace_all((torch,), {"Stream": stream, "Event": event})
+    yield put_in(*general.RAW_STREAM, lambda where: device.order.current())
 
 
 def _external(stream: type[Stream]) -> type[Stream]:

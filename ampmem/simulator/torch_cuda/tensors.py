@@ -10,7 +10,6 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -30,30 +29,29 @@ _READS = frozenset(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD", "IMP
 """Instructions that read an attribute."""
 
 
-def install(mode: SimulatedMode) -> Callable[[], None]:
+@undone_together
+def install(mode: SimulatedMode) -> Iterator[Undo]:
     """Install all of it; returns the undo."""
 
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
         mode.device_model.record_stream(tensor.untyped_storage(), stream.stream_id)
 
-    with ExitStack() as undo:
-        plain = _pinned(mode.pinned) | {"record_stream": record_stream, "data": _data()}
-        undo.callback(replace_all((torch.Tensor,), plain))
-        methods = {
-            "__format__": _format,
-            "data_ptr": lambda tensor: 0,  # torch would warn, and clones if it is 0
-            "numpy": functools.partialmethod(_numpy, mode),
-        }
-        undo.callback(replace_all((FakeTensor,), methods))
-        undo.callback(put_in(FakeTensor, "__copy__", _copy))
-        undo.callback(general.read_in_lists(functools.partial(_read, mode)))
-        for owner, own in _replacements(mode):
-            made = {name: in_place_of(getattr(owner, name), function) for name, function in own.items()}
-            undo.callback(replace_all((owner,), made))
-        undo.callback(_generators())
-        undo.callback(_hide_fakes())
-        undo.callback(replace_all((torch.nn.parallel.comm,), {"scatter": _scatter}))
-        return undo.pop_all().close
+    plain = _pinned(mode.pinned) | {"record_stream": record_stream, "data": _data()}
+    yield replace_all((torch.Tensor,), plain)
+    methods = {
+        "__format__": _format,
+        "data_ptr": lambda tensor: 0,  # torch would warn, and clones if it is 0
+        "numpy": functools.partialmethod(_numpy, mode),
+    }
+    yield replace_all((FakeTensor,), methods)
+    yield put_in(FakeTensor, "__copy__", _copy)
+    yield general.read_in_lists(functools.partial(_read, mode))
+    for owner, own in _replacements(mode):
+        made = {name: in_place_of(getattr(owner, name), function) for name, function in own.items()}
+        yield replace_all((owner,), made)
+    yield _generators()
+    yield _hide_fakes()
+    yield replace_all((torch.nn.parallel.comm,), {"scatter": _scatter})
 
 
 def _pinned(pinned: weakref.WeakSet[torch.UntypedStorage]) -> dict[str, Any]:
@@ -227,7 +225,8 @@ def _scatter(tensor: torch.Tensor, devices: Any = None, *_: Any, **__: Any) -> t
     return (tensor.to("cuda"),)
 
 
-def _generators() -> Callable[[], None]:
+@undone_together
+def _generators() -> Iterator[Undo]:
     """``torch.Generator("cuda")``: a CPU generator that claims the device, since it draws no numbers."""
     original = torch.Generator
 
@@ -252,10 +251,8 @@ def _generators() -> Callable[[], None]:
             """The device that it claims."""
             return torch.device("cuda", here().local_rank)
 
-    with ExitStack() as undo:
-        undo.callback(replace_all((torch,), {"Generator": Generator}))
-        undo.callback(replace_all((torch.cuda,), {"default_generators": (Generator("cuda"),)}))
-        return undo.pop_all().close
+    yield replace_all((torch,), {"Generator": Generator})
+    yield replace_all((torch.cuda,), {"default_generators": (Generator("cuda"),)})
 
 
 class _Kind(type(FakeTensor)):  # type: ignore[misc]
@@ -290,14 +287,6 @@ class _Module(ModuleType):
 def _hide_fakes() -> Iterator[Undo]:
     """Make libraries see what they would see on a GPU; returns the undo."""
     for module in FAKE_TENSOR_MODULES:
-        yield added(module.__name__, "FakeTensor", _changed(module))
-
-
-def _changed(module: ModuleType) -> Callable[[], None]:
-    former = module.__class__
-    module.__class__ = _Module
-
-    def put_back() -> None:
-        module.__class__ = former
-
-    return put_back
+        put_back = functools.partial(setattr, module, "__class__", module.__class__)
+        module.__class__ = _Module
+        yield added(module.__name__, "FakeTensor", put_back)

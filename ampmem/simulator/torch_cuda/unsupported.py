@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,7 +42,8 @@ def install(*, alone: bool) -> Iterator[Undo]:
         yield _without_communication()
 
 
-def _without_communication() -> Callable[[], None]:
+@undone_together
+def _without_communication() -> Iterator[Undo]:
     distributed, parallel = torch.distributed, torch.nn.parallel.DistributedDataParallel
 
     def start(original: Any, backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -58,13 +58,11 @@ def _without_communication() -> Callable[[], None]:
             raise stop(_DISTRIBUTED)
         original(self, module, *args, **kwargs)
 
-    with ExitStack() as undo:
-        starts = {"init_process_group": in_place_of(distributed.init_process_group, start)}
-        undo.callback(replace_all((distributed, distributed.distributed_c10d), starts))
-        meshes = (distributed, distributed.device_mesh)
-        undo.callback(replace_all(meshes, _each_stops(distributed, ("init_device_mesh",), _DISTRIBUTED)))
-        undo.callback(replace_all((parallel,), {"__init__": in_place_of(parallel.__init__, init)}))
-        return undo.pop_all().close
+    starts = {"init_process_group": in_place_of(distributed.init_process_group, start)}
+    yield replace_all((distributed, distributed.distributed_c10d), starts)
+    meshes = (distributed, distributed.device_mesh)
+    yield replace_all(meshes, _each_stops(distributed, ("init_device_mesh",), _DISTRIBUTED))
+    yield replace_all((parallel,), {"__init__": in_place_of(parallel.__init__, init)})
 
 
 def _each_stops(owner: object, names: Iterable[str], why: str) -> dict[str, Any]:
