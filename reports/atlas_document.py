@@ -17,6 +17,8 @@ Document: TypeAlias = dict[str, Any]
 SCHEMA = "ampmem.atlas/1"
 SETTING = ("model", "optimizer", "checkpointing", "precision", "batch")
 """The fields of a point that identify its run; the others are its results."""
+_LISTS = ("compiled", "points")
+"""The lists of points in the file: runs with the model compiled, and all others."""
 _PLACES = {model.name: place for place, model in enumerate(MODELS)}
 
 
@@ -42,9 +44,14 @@ def write_document(document: Document, path: Path) -> None:
 
 def text_of(document: Document) -> str:
     """The text of the document's file."""
-    points = ",\n".join(line_of(point) for point in sorted(document["points"], key=_order))
-    head = {name: value for name, value in document.items() if name != "points"}
-    return f'{json.dumps(head)[:-1]}, "points": [\n{points}\n]}}\n'
+    head = {name: value for name, value in document.items() if name not in _LISTS}
+    lists = [_list_of(name, document[name]) for name in _LISTS if name in document]
+    return ", ".join([json.dumps(head)[:-1], *lists]) + "}\n"
+
+
+def _list_of(name: str, points: Iterable[Point]) -> str:
+    lines = ",\n".join(line_of(point) for point in sorted(points, key=_order))
+    return f'"{name}": [\n{lines}\n]'
 
 
 def line_of(point: Point) -> str:
@@ -89,6 +96,18 @@ def wanted_of(points: Iterable[Point], group: Group, room: int, *, fine: bool) -
         Setting(model=name, optimizer=optimizer, checkpointing=checkpointing, precision=precision, batch=batch)
         for precision, batch in wanted(curves_of(points, group), room, compared, second, fine=fine)
     ]
+
+
+def wanted_compiled(document: Document, model: str) -> list[Setting]:
+    """The runs with ``model`` compiled that ``document`` still lacks: FP32 and AMP, at both ends of FP32's curve."""
+    fits = fitting(curves_of(document["points"], (model, ADAMW, False))[BASE])
+    settings = (
+        Setting(model=model, optimizer=ADAMW, checkpointing=False, precision=precision, batch=batch)
+        for batch in (sorted({min(fits), max(fits)}) if fits else ())
+        for precision in PAIR
+    )
+    made = [setting_of(point) for point in document.get("compiled", ())]
+    return [setting for setting in settings if setting not in made]
 
 
 def curves_of(points: Iterable[Point], group: Group) -> dict[str, Curve]:

@@ -194,6 +194,7 @@ function rowOf(line) {
     line.largest === null ? "" : String(line.largest),
     line.activations === null ? "" : line.activations.toFixed(2),
     line.copies === null ? "" : line.copies.toFixed(2),
+    line.compiled,
     line.in_fp32 ?? "",
   ];
 }
@@ -210,6 +211,7 @@ const HEADS = [
   "largest batch that fits in this precision",
   "activations, of FP32's",
   "weight copies, bytes per parameter",
+  "compiled: change of the peak at batch 1, at the largest batch that fits in FP32",
   "activations that are FP32 (share of all)",
 ];
 
@@ -219,6 +221,22 @@ const TABLES = {
     2,
   ],
   published: [["model", "run", "GPU", "precision", "what", "published", "predicted", "error"], 5],
+  compiled: [
+    [
+      "model",
+      "AMP, batch 1",
+      "compiled",
+      "change",
+      "largest batch",
+      "AMP",
+      "compiled",
+      "change",
+      "AMP saves, of FP32's peak",
+      "both compiled",
+      "not compiled because",
+    ],
+    1,
+  ],
   emulated: [["model", "precision", "batch", "simulated", "CUDA build", "difference", "why"], 7],
   findings: [["finding", "runs"], 1],
 };

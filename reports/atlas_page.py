@@ -11,8 +11,8 @@ from typing import Any
 from atlas_document import Document, Point, group_of, setting_of, whole_groups
 from atlas_models import BY_NAME, PUBLISHED
 from atlas_search import BASE, LARGEST
-from atlas_summary import Saving, break_even_of, paragraph, savings_of
-from atlas_tables import emulated_of, findings_of, published_of, rules_of
+from atlas_summary import Saving, break_even_of, compiled_in_words, compiled_runs, paragraph, savings_of
+from atlas_tables import compiled_of, emulated_of, findings_of, published_of, rules_of, signed
 from atlas_train import PRECISIONS
 
 from ampmem.reporters.html import plotlyjs
@@ -30,10 +30,10 @@ def page_of(document: Document) -> str:
     parts = {
         "policy": policy(script, plotlyjs.source()),
         "css": (FOLDER / "page.css").read_text(encoding="utf-8"),
-        "paragraph": escape(paragraph(points, document["about"])),
+        "paragraph": escape(paragraph(points, document["about"]) + compiled_in_words(document)),
         "about": escape(made_with(points, document["about"])),
         "assumed": "".join(f"<li>{escape(line)}</li>\n" for line in assumed(points)),
-        "data": json_for_script(data_of(points) | tables_of(points, document)),
+        "data": json_for_script(data_of(points, document) | tables_of(points, document)),
         "plotly": base64.b64encode(plotlyjs.packed()).decode("ascii"),
         "script": script,
     }
@@ -86,13 +86,18 @@ def assumed(points: Sequence[Point]) -> list[str]:
     return lines
 
 
-def data_of(points: Sequence[Point]) -> dict[str, Any]:
+def data_of(points: Sequence[Point], document: Document) -> dict[str, Any]:
     """The data that the script draws."""
+    compiled = {model: [signed(each.change) for each in runs] for model, runs in compiled_runs(document).items()}
     places = {(group_of(point), point["precision"], point["batch"]): point for point in points if "peak" in point}
     savings = [saving for precision in PRECISIONS if precision != BASE for saving in savings_of(points, precision)]
     return {
         "config": PLOTLY_CONFIG | {"responsive": False, "displayModeBar": False},
-        "lines": [_line(saving, places) for saving in savings],
+        "lines": [
+            _line(saving, places)
+            | {"compiled": ", ".join(dict.fromkeys(compiled.get(saving.group[0], ()))) if saving.searched else ""}
+            for saving in savings
+        ],
     }
 
 
@@ -101,6 +106,7 @@ def tables_of(points: Sequence[Point], document: Document) -> dict[str, Any]:
     return {
         "rules": rules_of(points),
         "published": published_of(HERE / "published.json"),
+        "compiled": compiled_of(document),
         "emulated": emulated_of(document),
         "findings": findings_of(points),
     }

@@ -20,19 +20,22 @@ from ampmem.analysis.activations import ActivationGroup, plain_groups
 from ampmem.analysis.estimate import Fit
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
+from ampmem.errors import AmpmemError
 
 
-def make_point(setting: Setting) -> Point:
-    """Run ``setting`` in this process."""
+def make_point(setting: Setting, *, compiled: bool = False) -> Point:
+    """Run ``setting`` in this process; ``refused`` has the line of a simulation that cannot run compiled."""
     import torch
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with ampmem.profile(gpu=GPU, stacks=False) as prof:
             try:
-                train(setting)
+                train(setting, compiled=compiled)
             except torch.OutOfMemoryError:
                 return asdict(setting) | {"fit": Fit.DOES_NOT_FIT.value}
+            except AmpmemError as error:
+                return asdict(setting) | {"refused": str(error)}
     return asdict(setting) | results_of(prof.summary(), setting.precision)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from atlas_document import Group, Point, curves_of, group_of
+from atlas_document import Document, Group, Point, curves_of, group_of, wanted_compiled
 from atlas_search import BASE, break_even, differences_of, fitting
 from atlas_train import ADAMW, AMP
 
@@ -103,6 +103,71 @@ def _with_checkpointing(savings: Sequence[Saving]) -> str:
         f" The median saving at the largest batch is {plain} % without activation checkpointing and {recomputed} % "
         f"with it ({len(shares[True])} {_noun(len(shares[True]), 'setting')})."
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledRuns:
+    """The peaks of one batch with AdamW in bytes, by precision: of the model as it is, and of the compiled model."""
+
+    batch: int
+    plain: Mapping[str, int]
+    compiled: Mapping[str, int]
+
+    @property
+    def change(self) -> float:
+        """The share by which compiling changes the peak under AMP; negative if it saves."""
+        return self.compiled[AMP] / self.plain[AMP] - 1
+
+
+def saved(peaks: Mapping[str, int]) -> float:
+    """The share of FP32's peak that AMP saves."""
+    return 1 - peaks[AMP] / peaks[BASE]
+
+
+def compiled_runs(document: Document) -> dict[str, list[CompiledRuns]]:
+    """The compiled runs of each model at both ends of FP32's curve; of models whose runs were all made and fit."""
+    plain, compiled = (_peaks(document.get(name, ())) for name in ("points", "compiled"))
+    found: dict[str, list[CompiledRuns]] = {}
+    for model, batch in compiled:
+        if not wanted_compiled(document, model):
+            runs = CompiledRuns(batch=batch, plain=plain[model, batch], compiled=compiled[model, batch])
+            found.setdefault(model, []).append(runs)
+    refused = {point["model"] for point in document.get("compiled", ()) if "peak" not in point}
+    return {model: runs for model, runs in found.items() if model not in refused}
+
+
+def _peaks(points: Iterable[Point]) -> dict[tuple[str, int], dict[str, int]]:
+    """The peaks with AdamW and without checkpointing, by model and batch, then by precision."""
+    found: dict[tuple[str, int], dict[str, int]] = {}
+    for point in points:
+        if "peak" in point and group_of(point)[1:] == (ADAMW, False):
+            found.setdefault((point["model"], point["batch"]), {})[point["precision"]] = point["peak"]
+    return found
+
+
+def compiled_in_words(document: Document) -> str:
+    """The sentence about what compiling does to the peak under AMP, and to what AMP saves; empty without such runs."""
+    models = compiled_runs(document).values()
+    if not models:
+        return ""
+    small, large = [runs[0] for runs in models], [runs[-1] for runs in models]
+    before, after = (
+        round(100 * median(saved(peaks) for peaks in sides))
+        for sides in ([run.plain for run in large], [run.compiled for run in large])
+    )
+    return (
+        f" torch.compile, tried on {len(models)} {_noun(len(models), 'model')} with AdamW and without checkpointing, "
+        f"changes AMP's peak by {_changes(small)} at batch size 1 and by {_changes(large)} at the largest batch; "
+        f"there AMP saves {after} % of FP32's peak when both are compiled, {before} % when neither is (medians)."
+    )
+
+
+def _changes(runs: Sequence[CompiledRuns]) -> str:
+    changes = sorted(run.change for run in runs)
+    least, most, middle = (
+        f"{whole:+d}" if (whole := round(100 * each)) else "0" for each in (changes[0], changes[-1], median(changes))
+    )
+    return f"{least} to {most} % (median {middle} %)"
 
 
 def _counted(shares: Sequence[float]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from atlas_document import SETTING, Document, Point, group_of
 from atlas_models import PUBLISHED
+from atlas_summary import compiled_runs, saved
 from atlas_train import ADAMW, AMP, BF16, FP32, SGD
 
 from ampmem.units import format_bytes
@@ -115,6 +116,23 @@ def emulated_of(document: Document) -> list[Row]:
             peaks = [format_bytes(found["peak"]), format_bytes(point["peak"])]
             rows.append([point["model"], point["precision"], str(point["batch"]), *peaks, said, why])
     return rows
+
+
+def compiled_of(document: Document) -> list[Row]:
+    """What compiling does to each model that was compiled, then the models that cannot be, with the reason."""
+    rows = []
+    for model, runs in compiled_runs(document).items():
+        small, large = runs[0], runs[-1]
+        peaks = [format_bytes(peak) for run in (small, large) for peak in (run.plain[AMP], run.compiled[AMP])]
+        changes, savings = map(signed, (small.change, large.change)), [saved(large.plain), saved(large.compiled)]
+        first, last = changes
+        rows.append([model, *peaks[:2], first, str(large.batch), *peaks[2:], last, *map(_percent, savings), ""])
+    refused = {point["model"]: point["refused"] for point in document.get("compiled", ()) if "refused" in point}
+    return rows + [[model, *[""] * 9, reason] for model, reason in refused.items()]
+
+
+def _percent(share: float) -> str:
+    return signed(share).removeprefix("+")
 
 
 def findings_of(points: Iterable[Point]) -> list[Row]:

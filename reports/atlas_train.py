@@ -42,10 +42,12 @@ class Setting:
         return f"ampmem profile --gpu {GPU} reports/atlas_train.py {quote(self.model)} {options}{more}"
 
 
-def train(setting: Setting) -> None:
-    """Train for two steps as ``setting`` says."""
+def train(setting: Setting, *, compiled: bool = False) -> None:
+    """Train for two steps as ``setting`` says; ``compiled`` compiles the model, as a whole."""
     model = BY_NAME[setting.model]
     network = built(model, setting)
+    if compiled:
+        network.compile()
     optimizer = optimizer_of(network, setting.optimizer)
     autocast = torch.autocast(
         "cuda",
@@ -110,8 +112,9 @@ def main() -> None:
     parser.add_argument(
         "--checkpointing", action="store_true", help="activation checkpointing, as the library offers it"
     )
+    parser.add_argument("--compiled", action="store_true", help="model.compile()")
     given: dict[str, Any] = vars(parser.parse_args())
-    train(Setting(**given))
+    train(compiled=given.pop("compiled"), setting=Setting(**given))
 
 
 if __name__ == "__main__":

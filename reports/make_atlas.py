@@ -3,7 +3,8 @@
     python reports/make_atlas.py --jobs 2
 
 runs each model of atlas_models.py on a simulated GPU, so it needs none, and writes the file after each run. It makes
-only the runs that the file does not have; after an interruption the same command goes on.
+only the runs that the file does not have; after an interruption the same command goes on. With --compiled it compiles
+the models, in FP32 and under AMP, at batch size 1 and at the largest that fits in FP32.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from atlas_document import Document, Group, Point, groups_of, read_document, wanted_of, write_document
+from atlas_document import (
+    Document,
+    Group,
+    Point,
+    groups_of,
+    read_document,
+    wanted_compiled,
+    wanted_of,
+    write_document,
+)
 from atlas_models import BY_NAME, MODELS, AtlasModel
 from atlas_page import page_of
 from atlas_points import Task, in_children, make_point, warm_up
@@ -44,6 +54,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, metavar="N", help="begin no run after so long")
     parser.add_argument("--json", type=Path, default=REPORTS / "atlas.json", metavar="FILE")
     parser.add_argument("--html", type=Path, default=REPORTS / "atlas.html", metavar="FILE")
+    parser.add_argument("--compiled", action="store_true", help="only the runs with the model compiled")
     parser.add_argument("--page-only", action="store_true", help="make no run, only the page of the file that is there")
     parser.add_argument("--emulated", type=Path, metavar="FILE", help="take in what atlas_emulated.py wrote")
     options = parser.parse_args()
@@ -79,8 +90,12 @@ def make_all(document: Document, models: Sequence[AtlasModel], options: argparse
         import_module(model.library)
     warm_up()
     end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    if options.compiled:
+        made = compiled_points(document, models, options.jobs, end)
+    else:
+        made = every_point(document, groups_of(models), options.jobs, end)
     try:
-        for point in every_point(document, groups_of(models), options.jobs, end):
+        for point in made:
             print(said_of(point), flush=True)
             write_document(document, options.json)
     except KeyboardInterrupt:
@@ -109,6 +124,24 @@ def every_point(
             yield made
 
 
+def compiled_points(
+    document: Document, models: Sequence[AtlasModel], jobs: int, end: float | None = None
+) -> Iterator[Point]:
+    """The compiled runs that ``document`` lacks, each in a process of its own, until the time ``end``."""
+
+    def run(setting: Setting) -> Iterator[Point]:
+        if end is None or time.monotonic() < end:
+            yield make_point(setting, compiled=True)
+
+    tasks = (partial(run, setting) for model in models for setting in wanted_compiled(document, model.name))
+    for made in in_children(tasks, jobs):
+        if isinstance(made, str):
+            print(f"a run failed:\n{made}", file=sys.stderr)
+        else:
+            document.setdefault("compiled", []).append(made)
+            yield made
+
+
 def points_of_group(
     document: Document, group: Group, end: float | None, make: Callable[[Setting], Point], *, fine: bool
 ) -> Iterator[Point]:
@@ -128,7 +161,7 @@ def said_of(point: Point) -> str:
     result = format_bytes(point["peak"]) if "peak" in point else ""
     return (
         f"{point['model']}, {point['optimizer']}{more}, {point['precision']}, batch {point['batch']}: "
-        f"{point['fit']} {result}".rstrip()
+        f"{point.get('refused') or point['fit']} {result}".rstrip()
     )
 
 

@@ -12,7 +12,7 @@ import click
 
 from ampmem.analysis.comparison import Entry, entry_of
 from ampmem.analysis.comparison import compare as compare_entries
-from ampmem.analysis.difference.difference import by_module, difference
+from ampmem.analysis.difference.difference import Difference, by_module, difference
 from ampmem.analysis.difference.sides import read_side
 from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge_all
@@ -43,7 +43,7 @@ from ampmem.output import Terminal, check_output, claim, remove, remove_empty, s
 from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.base import object_or_array
 from ampmem.reporters.text.compare import render
-from ampmem.reporters.text.difference import render_difference
+from ampmem.reporters.text.difference import compiling_title, render_difference
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.units import format_peak
@@ -78,7 +78,8 @@ from ampmem.vocabulary import FORCED_PRECISIONS, Device, Forced, Precision
     "--json",
     "as_json",
     is_flag=True,
-    help="Print the recordings' summaries as JSON, as ampmem show --json does, instead of the tables.",
+    help="Print the recordings' summaries as JSON, as ampmem show --json does, instead of the tables; and what "
+    "--compile changes, as ampmem diff --json does.",
 )
 @shared_options
 def compare(
@@ -122,12 +123,15 @@ def compare(
     recorded = [
         path for outcome in outcomes if outcome.entry.summary is not None for path in _existing(named, outcome.run)
     ]
+    changes = _compiling(named, outcomes)
     if not as_json:
-        text = _rendered(outcomes, recorded, layout, ranks=(options.nproc_per_node or 1) > 1)
-        click.echo(layout.shown("\n\n".join([text, *_compiling(named, outcomes, layout)])))
+        texts = [_rendered(outcomes, recorded, layout, ranks=(options.nproc_per_node or 1) > 1)]
+        texts += [f"{layout.strong(compiling_title(each))}\n\n{render_difference(each, layout)}" for each in changes]
+        click.echo(layout.shown("\n\n".join(texts)))
     elif recorded:
-        click.echo(object_or_array([report_of(path).summary.to_json() for path in recorded]))
-    _write_html(named, recorded)
+        summaries = [report_of(path).summary.to_json() for path in recorded]
+        click.echo(object_or_array([*summaries, *(found.to_json() for found in changes)]))
+    _write_html(named, recorded, changes)
     if not all(outcome.worked for outcome in outcomes):
         raise click.exceptions.Exit(1)
 
@@ -284,14 +288,15 @@ def _existing(plan: _Plan, run: _Run) -> list[Path]:
     return [path for path in plan.files(run) if path.exists()]
 
 
-def _compiling(plan: _Plan, outcomes: Sequence[_Outcome], layout: Layout) -> Iterator[str]:
-    """What compiling changes in each precision, by category and by module, as text."""
-    by_run = {outcome.run: outcome for outcome in outcomes if outcome.entry.summary is not None}
-    for run in [run for run in by_run if run.compiled is not None and _Run(run.precision) in by_run]:
-        sides = [read_side(plan.path(each)) for each in (_Run(run.precision), run)]
+def _compiling(plan: _Plan, outcomes: Sequence[_Outcome]) -> list[Difference]:
+    """What compiling changes in each precision, by category and by module."""
+    recorded = [outcome.run for outcome in outcomes if outcome.entry.summary is not None]
+    changes = []
+    for run in [run for run in recorded if run.compiled is not None and _Run(run.precision) in recorded]:
+        sides = [replace(read_side(plan.path(each)), label=each.label) for each in (_Run(run.precision), run)]
         found = difference(*sides if run.compiled else reversed(sides))
-        text = render_difference(replace(found, changes=by_module(found.changes)), layout)
-        yield f"{layout.strong(f'what compiling changes: {run.precision}')}\n\n{text}"
+        changes.append(replace(found, changes=by_module(found.changes)))
+    return changes
 
 
 def _rendered(outcomes: list[_Outcome], recorded: list[Path], layout: Layout, *, ranks: bool) -> str:
@@ -314,7 +319,7 @@ def _result_text(entry: Entry, paths: list[Path]) -> str:
     return "; ".join(words)
 
 
-def _write_html(plan: _Plan, recorded: list[Path]) -> None:
+def _write_html(plan: _Plan, recorded: list[Path], changes: Sequence[Difference]) -> None:
     if plan.html is None:
         return
     if not recorded:
@@ -322,5 +327,5 @@ def _write_html(plan: _Plan, recorded: list[Path]) -> None:
         return
     from ampmem.reporters.html import write
 
-    write(recorded, plan.html, force=plan.script.force)
+    write(recorded, plan.html, force=plan.script.force, compiling=changes)
     say_written(plan.html)

@@ -22,7 +22,7 @@ into a table and a file of their own. With --go-on what a side has come to in FO
 
 With --compiled torch.compile compiles the forward of each model, and of each block below FSDP2. The emulated side
 trains twice, and the second time counts: by then PyTorch's cache says how its kernels are to be tuned. --write puts
-these into docs/compiled.md.
+these into docs/compiled.md, beside the rows that are there: --only adds rows.
 """
 
 from __future__ import annotations
@@ -436,6 +436,26 @@ def figures(found: Sequence[Row], version: str, gpu: str) -> dict[str, Any]:
     return {"schema": "ampmem.steps/1", "torch": version, "gpu": gpu, "rows": rows_of}
 
 
+def others(path: Path, wanted: Sequence[tuple[str, str]]) -> list[Row]:
+    """The rows of the figures in ``path`` that ran, other than those of ``wanted``."""
+    rows_of = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [
+        _row_of(row) for row in rows_of if not row["failed"] and (row["program"], row["precision"]) not in set(wanted)
+    ]
+
+
+def _row_of(row: Mapping[str, Any]) -> Row:
+    """The row in figures; of categories it knows the workspaces and the differences."""
+    workspace = Counter({"workspace": row["cublas"]})
+    sides = [
+        Side(allocated=allocated, reserved=reserved, categories=categories, alive=[], sizes=[], ops=[])
+        for allocated, reserved, categories in zip(
+            row["allocated"], row["reserved"], (workspace, workspace + Counter(row["categories"])), strict=True
+        )
+    ]
+    return Row(program=row["program"], precision=row["precision"], real=sides[0], simulated=sides[1])
+
+
 def short(found: Sequence[Row], version: str, gpu: str) -> str:
     """The table of the documents: a line for each program, a column for each precision."""
     judged = [row for row in found if not row.failed]
@@ -560,10 +580,11 @@ def main() -> None:
             else rows(version, options.gpu, wanted, options.go_on, {COMPILED: "1"} if options.compiled else None)
         )
         found = {(version, version): every}
-        made, marks, path = short(every, version, options.gpu), MARKS, FIGURES
-        if options.compiled:
-            marks, path = MARKS_OF_COMPILED, FIGURES_OF_COMPILED
-        said = document(figures(every, version, options.gpu))
+        marks, path = (MARKS_OF_COMPILED, FIGURES_OF_COMPILED) if options.compiled else (MARKS, FIGURES)
+        written_too = [*every, *(others(path, wanted) if options.compiled and options.write else ())]
+        written_too.sort(key=lambda row: (NAMES.index(row.program), PRECISIONS.index(row.precision)))
+        made = short(written_too, version, options.gpu)
+        said = document(figures(written_too, version, options.gpu))
     for (one, other), each in found.items():
         print(
             "\n".join([*([f"simulated with torch {one}, emulated with {other}"] if one != other else []), *table(each)])

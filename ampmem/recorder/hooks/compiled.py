@@ -6,14 +6,13 @@ None of them enters a cache's key, and nothing of the compiler is imported befor
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from ampmem.patching import Undo, patch, unseen
+from ampmem.patching import Undo, patch, together, undone_together, unseen
 from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -49,13 +48,12 @@ class CompileHooks:
         self._model_of = guarded(code.model_of)
         self._unpatch: Undo | None = None
 
-    def install(self) -> Callable[[], None]:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """Patch the backend of torch.compile, and its graphs as soon as they are loaded; returns the undo."""
-        with ExitStack() as undo:
-            undo.callback(patch(*COMPILES, self._wrap_compiler))
-            undo.callback(self._undo_patches)
-            self._look()
-            return undo.pop_all().close
+        yield patch(*COMPILES, self._wrap_compiler)
+        yield self._undo_patches
+        self._look()
 
     def _undo_patches(self) -> None:
         if self._unpatch is not None:
@@ -65,10 +63,8 @@ class CompileHooks:
     def _look(self) -> None:
         places = graph_places()
         if places is not None and self._unpatch is None:
-            with ExitStack() as undo:
-                undo.callback(patch(*places[0], self._wrap_finish))
-                undo.callback(patch(*places[1], self._wrap_call))
-                self._unpatch = undo.pop_all().close
+            wraps = self._wrap_finish, self._wrap_call
+            self._unpatch = together(patch(*place, wrap) for place, wrap in zip(places, wraps, strict=True))
 
     def _wrap_compiler(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

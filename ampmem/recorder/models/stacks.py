@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cache
 from itertools import starmap, takewhile
+from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -39,6 +41,7 @@ class Stacks:
         self._index: dict[tuple[int, ...], int] = {(): 0}
         self._codes: dict[int, CodeType] = {}  # keeps the code objects alive, so that their ids are not reused
         self._lines: dict[tuple[int, int], str] = {}
+        self._ranges: dict[CodeType, Ranges] = {}
         """The text of each instruction."""
         self._text_ids: list[int] = [0]
         self._pending: list[tuple[int, ...]] = []
@@ -139,7 +142,8 @@ class Stacks:
         known = self._lines.get(place)
         if known is None:
             code = self._codes[place[0]]
-            known = self._lines[place] = _frame_text(code.co_filename, line_at(code, place[1]), code.co_qualname)
+            line = line_at(code, place[1], self._ranges)
+            known = self._lines[place] = _frame_text(code.co_filename, line, code.co_qualname)
         return known
 
 
@@ -165,6 +169,10 @@ def _text(lines: Iterable[str]) -> str:
     return "\n".join(reversed(shown))
 
 
+Ranges = list[tuple[int, int, int | None]]
+"""The first and the last byte of each line's instructions."""
+
+
 def current_stack() -> str:
     """The stack of the calling thread, as text."""
     frames = with_callers(sys._getframe(1))
@@ -178,9 +186,12 @@ def code_at(address: int) -> CodeType:
     return code
 
 
-def line_at(code: CodeType, offset: int) -> int:
-    """The line of the instruction at ``offset`` bytes into ``code``."""
-    for start, end, line in code.co_lines():
-        if start <= offset < end and line is not None:
-            return line
-    return code.co_firstlineno
+def line_at(code: CodeType, offset: int, known: dict[CodeType, Ranges]) -> int:
+    """The line of the instruction at ``offset`` bytes into ``code``.
+
+    ``known`` has the ranges of codes that were asked for: a compiled graph's are thousands.
+    """
+    if code not in known:
+        known[code] = list(code.co_lines())
+    at = bisect_right(known[code], offset, key=itemgetter(0)) - 1
+    return known[code][at][2] or code.co_firstlineno

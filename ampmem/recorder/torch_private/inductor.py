@@ -31,6 +31,9 @@ _OUTPUT, _CACHE = "torch._inductor.output_code", "torch._inductor.codecache"
 def load_compiler() -> None:
     """Import what torch itself imports next: it is about to compile."""
     import_module("torch._inductor.compile_fx")
+    # The step of an optimizer with hooks runs uncompiled, and would import this while dynamo tries each function.
+    torch.autograd.profiler.record_function("")
+    getattr(torch.autograd.profiler, "_maybe_cupti_monitor", bool)()
 
 
 def set_memory_budget(share: float) -> Undo:

@@ -17,7 +17,16 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.reporters.html.run import Headline
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.verdict import Bar, End, VerdictView, Waterfall, falls, legend_of, stacked, unchanged
-from ampmem.reporters.text.difference import foot, headline, remarks, tensor_in_words, what
+from ampmem.reporters.text.answer import capital
+from ampmem.reporters.text.difference import (
+    cells,
+    compiling_title,
+    foot,
+    headline,
+    remarks,
+    tensor_in_words,
+    what,
+)
 from ampmem.reporters.text.plain_text import ABSENT, or_absent, percent, short, signed, times
 from ampmem.units import format_apart, format_duration
 from ampmem.vocabulary import Mark
@@ -32,7 +41,7 @@ class ComparedRuns:
     ``labels``, ``steps`` and the cells of the tables have one entry for each run, in order; ``baseline`` is the index
     of the one that the others are compared with. A row of ``figures`` and of ``losses`` begins with its name; without
     a baseline ``loss_differences`` is empty. ``waterfalls`` are drawn from the baseline to the run with that index,
-    at that mark.
+    at that mark. ``compiling`` has a table of what compiling changes in each precision: its title, then its rows.
     """
 
     labels: tuple[str, ...]
@@ -44,10 +53,11 @@ class ComparedRuns:
     loss_differences: tuple[str, ...]
     remarks: tuple[str, ...]
     failures: tuple[str, ...]
+    compiling: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
 
 
-def compared_runs(comparison: Comparison) -> ComparedRuns:
-    """The page's section of ``comparison``."""
+def compared_runs(comparison: Comparison, compiling: Sequence[Difference] = ()) -> ComparedRuns:
+    """The page's section of ``comparison``, and of what ``compiling`` changes."""
     columns, base = comparison.columns, comparison.baseline
     labels = tuple(entry.label for entry in comparison.entries)
     differences = tuple(percent(column.loss_difference) for column in columns)
@@ -63,6 +73,10 @@ def compared_runs(comparison: Comparison) -> ComparedRuns:
         remarks=comparison.remarks,
         failures=tuple(
             f"{each.label} failed: {each.failure}" for each in comparison.entries if each.failure is not None
+        ),
+        compiling=tuple(
+            (capital(compiling_title(found)), tuple(tuple(cells(fold)) for fold in folded(found.changes)[:ROWS]))
+            for found in compiling
         ),
     )
 

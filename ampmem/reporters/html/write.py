@@ -88,10 +88,18 @@ STREAMS_LIMIT = 24_000_000
 """The most bytes of the page for the events of all recordings."""
 
 
-def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advised: Advised | None = None) -> None:
+def write(
+    recordings: Sequence[Path],
+    output: Path,
+    *,
+    force: bool = False,
+    advised: Advised | None = None,
+    compiling: Sequence[Difference] = (),
+) -> None:
     """Write the page of ``recordings``, or of JSON that ampmem printed, to ``output``.
 
     Several recordings are compared, and ranks of one job merged. Findings that ``advised`` disproves are left out.
+    ``compiling`` is what compiling changes in each precision.
 
     Raises :class:`~ampmem.errors.UsageError` when there is no recording, one is missing or ``output`` cannot be written
     (it exists, without ``force``, or is one of the recordings), and what reading and summing up a recording raises.
@@ -105,7 +113,8 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advi
     for path in recordings:
         check_output(output, force=force, source=path)
     with PageProgress() as progress:
-        view = _PageMaker(room=STREAMS_LIMIT, progress=progress, advised=advised).page(recordings)
+        maker = _PageMaker(room=STREAMS_LIMIT, progress=progress, advised=advised, compiling=compiling)
+        view = maker.page(recordings)
         progress.say(f"writing {output.name}")
         page = _rendered(view)
         with open_output(output, force=force) as stream:
@@ -151,18 +160,27 @@ _PRINTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PageMaker:
-    """Makes pages in which all events take at most ``room`` bytes; findings that ``advised`` disproves are left out."""
+    """Makes pages in which all events take at most ``room`` bytes; findings that ``advised`` disproves are left out.
+
+    ``compiling`` is what compiling changes in each precision.
+    """
 
     room: int
     progress: PageProgress
     advised: Advised | None = None
+    compiling: Sequence[Difference] = ()
 
     def page(self, recordings: Sequence[Path]) -> PageView | FitResult:
         """The page of ``recordings`` or of printed JSON; a fit has a page of its own kind."""
         printed = {path: printed_in(path, _PRINTED) for path in recordings if is_json(path)}
+        compiling = self.compiling
+        for path, those in printed.items():
+            if isinstance(those[0], Summary):  # compare --compile prints differences after the summaries
+                compiling = [*compiling, *(each for each in those if isinstance(each, Difference))]
+                printed[path] = [each for each in those if not isinstance(each, Difference)]
         found = [each for those in printed.values() for each in those]
         if all(isinstance(each, Summary) for each in found):
-            return self._of_ranks(recordings) or self._of_each(recordings, printed)
+            return self._of_ranks(recordings) or self._of_each(recordings, printed, compiling)
         if len(printed) == len(recordings) and all(isinstance(each, Ranks) for each in found):
             return ranks_page(found)
         if len(recordings) == len(found) == 1 and isinstance(found[0], Difference):
@@ -217,7 +235,9 @@ class _PageMaker:
             opens=[run.label for run in shown].index(opens),
         )
 
-    def _of_each(self, recordings: Sequence[Path], printed: Mapping[Path, Sequence[Summary]]) -> PageView:
+    def _of_each(
+        self, recordings: Sequence[Path], printed: Mapping[Path, Sequence[Summary]], compiling: Sequence[Difference]
+    ) -> PageView:
         """The page of all recordings, and of the summaries ``printed`` in some of the files, side by side."""
         columns, names = [], []
         for path in recordings:
@@ -238,4 +258,4 @@ class _PageMaker:
             if entry.summary is not None:
                 said = said_of(entry.summary, judged, difference_headline(comparison, index))
                 named.append(replace(run, label=entry.label, packed=packed_words(entry.summary, said)))
-        return page_view(tuple(named), compared_runs(comparison), verdict_view(verdict_of(comparison)))
+        return page_view(tuple(named), compared_runs(comparison, compiling), verdict_view(verdict_of(comparison)))

@@ -148,18 +148,25 @@ def changes_table(changes: Sequence[GroupChange], layout: Layout, *, most: int |
         words("category", rank=2),
         words("what", least=_WHAT),
     ]
-    rows = []
-    for fold in shown:
-        sizes = [signed(fold.grown), str(fold.largest.kind), format_bytes(fold.before), format_bytes(fold.after)]
-        rows.append([*sizes, str(fold.largest.category), what(fold)])
     below = [[layout.faint(f"{'':{_INDENT}}{each}") for each in _below(fold, layout.width - _INDENT)] for fold in shown]
-    lines = table_with_lines(columns, rows, below, layout)
+    lines = table_with_lines(columns, list(map(cells, shown)), below, layout)
     grown = [fold.grown for fold in folds[len(shown) :]]
     if grown:
         came, went = sum(size for size in grown if size > 0), sum(size for size in grown if size < 0)
         parts = " and ".join(signed(size) for size in (came, went) if size)
         lines.append(f"… and {format_count(len(grown))} smaller: {parts}")
     return "\n".join(lines)
+
+
+def cells(fold: Fold) -> list[str]:
+    """The row of a change: its size and kind, the bytes before and after, its category and its subject."""
+    sizes = [signed(fold.grown), str(fold.largest.kind), format_bytes(fold.before), format_bytes(fold.after)]
+    return [*sizes, str(fold.largest.category), what(fold)]
+
+
+def compiling_title(found: Difference) -> str:
+    """The title of what compiling changes in one precision, the first word of either label."""
+    return f"what compiling changes: {found.label_after.partition(' ')[0]}"
 
 
 def what(fold: Fold) -> str:

@@ -13,7 +13,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ampmem.own_code import untraced_code
-from ampmem.patching import Undo, added, patch, put_in, replace_all, suspended
+from ampmem.patching import Undo, added, patch, put_in, replace_all, suspended, undone_together
 from ampmem.simulator.private.general import without_modes
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -102,7 +102,8 @@ def load() -> None:
         import torch._inductor.select_algorithm  # noqa: F401
 
 
-def prepare(ready: Callable[[], None], watcher: Watcher) -> Undo:
+@undone_together
+def prepare(ready: Callable[[], None], watcher: Watcher) -> Iterator[Undo]:
     """Call ``ready`` before any code is compiled, and tell ``watcher`` of compiled code; returns the undo.
 
     Dynamo calls a function of its own to learn what to do with compiled code (since 2.6), and one before and after it.
@@ -133,10 +134,8 @@ def prepare(ready: Callable[[], None], watcher: Watcher) -> Undo:
 
         return maybe_set_eval_frame
 
-    with ExitStack() as undo:
-        undo.callback(patch(eval_frame, "_callback_from_stance", chosen))
-        undo.callback(patch(eval_frame, "_maybe_set_eval_frame", left))
-        return undo.pop_all().close
+    yield patch(eval_frame, "_callback_from_stance", chosen)
+    yield patch(eval_frame, "_maybe_set_eval_frame", left)
 
 
 def _options_of(backend: Any) -> dict[str, Any]:
@@ -147,20 +146,19 @@ def _options_of(backend: Any) -> dict[str, Any]:
     return {name: given.get(name, functools.reduce(getattr, name.split("."), config)) for name in DECIDING}
 
 
-def install(mode: Any, watcher: Watcher, stream: Callable[[], int]) -> Undo:
+@undone_together
+def install(mode: Any, watcher: Watcher, stream: Callable[[], int]) -> Iterator[Undo]:
     """Make Inductor compile for the device of ``mode``; returns the undo. ``stream`` returns the current stream."""
-    with ExitStack() as undo:
-        undo.callback(_forget_answers)
-        _forget_answers()
-        undo.callback(_trace(mode, watcher))
-        undo.callback(_answer(stream))
-        undo.callback(_without_kernels(watcher))
-        undo.callback(_allocate_above_modes())
-        undo.callback(_keep_random_states(mode))
-        undo.callback(put_in(torch._inductor.fx_passes.pad_mm, "should_pad", _pads))
-        if not torch.utils._triton.has_triton_package():
-            undo.callback(_without_triton())
-        return undo.pop_all().close
+    yield _forget_answers
+    _forget_answers()
+    yield _trace(mode, watcher)
+    yield _answer(stream)
+    yield _without_kernels(watcher)
+    yield _allocate_above_modes()
+    yield _keep_random_states(mode)
+    yield put_in(torch._inductor.fx_passes.pad_mm, "should_pad", _pads)
+    if not torch.utils._triton.has_triton_package():
+        yield _without_triton()
 
 
 _REMEMBERS = type(functools.cache(len))
@@ -184,31 +182,30 @@ def _forget_answers() -> None:
 # -- dynamo --------------------------------------------------------------------------------------------------
 
 
-def _trace(mode: Any, watcher: Watcher) -> Undo:
+@undone_together
+def _trace(mode: Any, watcher: Watcher) -> Iterator[Undo]:
     """Let dynamo trace tensors of the device, and see what it does."""
     from torch._dynamo import convert_frame, output_graph, trace_rules
     from torch._dynamo.variables.optimizer import OptimizerVariable
     from torch._inductor import compile_fx
     from torch.fx.experimental import proxy_tensor
 
-    with ExitStack() as undo:
-        former = list(trace_rules.SKIP_DIRS)
-        trace_rules.SKIP_DIRS.extend(untraced_code())
+    former = list(trace_rules.SKIP_DIRS)
+    trace_rules.SKIP_DIRS.extend(untraced_code())
+    trace_rules._recompile_re()
+    _run_as_it_is(type(mode).__torch_dispatch__)
+
+    def restore() -> None:
+        trace_rules.SKIP_DIRS[:] = former
         trace_rules._recompile_re()
-        _run_as_it_is(type(mode).__torch_dispatch__)
 
-        def restore() -> None:
-            trace_rules.SKIP_DIRS[:] = former
-            trace_rules._recompile_re()
-
-        undo.callback(added("torch._dynamo.trace_rules", "SKIP_DIRS", restore))
-        undo.callback(put_in(FakeTensorMode, "avoid_device_init", property(lambda tracing: True)))
-        undo.callback(patch(convert_frame.CatchErrorsWrapper, "__call__", functools.partial(_watched_frames, watcher)))
-        undo.callback(patch(output_graph.OutputGraph, "compile_subgraph", functools.partial(_watched_breaks, watcher)))
-        undo.callback(patch(compile_fx, "compile_fx", functools.partial(_watched_graphs, watcher)))
-        undo.callback(patch(proxy_tensor, "unset_fake_temporarily", functools.partial(_constants_on_device, mode)))
-        undo.callback(patch(OptimizerVariable, "call_method", functools.partial(_making_state, mode)))
-        return undo.pop_all().close
+    yield added("torch._dynamo.trace_rules", "SKIP_DIRS", restore)
+    yield put_in(FakeTensorMode, "avoid_device_init", property(lambda tracing: True))
+    yield patch(convert_frame.CatchErrorsWrapper, "__call__", functools.partial(_watched_frames, watcher))
+    yield patch(output_graph.OutputGraph, "compile_subgraph", functools.partial(_watched_breaks, watcher))
+    yield patch(compile_fx, "compile_fx", functools.partial(_watched_graphs, watcher))
+    yield patch(proxy_tensor, "unset_fake_temporarily", functools.partial(_constants_on_device, mode))
+    yield patch(OptimizerVariable, "call_method", functools.partial(_making_state, mode))
 
 
 def _run_as_it_is(function: Any) -> None:
@@ -394,7 +391,8 @@ _ASKED = (
 """Functions of ``torch.cuda`` that dynamo has taken for its own interface when it was imported."""
 
 
-def _answer(stream: Callable[[], int]) -> Undo:
+@undone_together
+def _answer(stream: Callable[[], int]) -> Iterator[Undo]:
     """Answer what Inductor asks the device and its driver."""
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
@@ -404,17 +402,15 @@ def _answer(stream: Callable[[], int]) -> Undo:
         "get_raw_stream": staticmethod(lambda device=0: stream()),
         **dict.fromkeys(("exchange_device", "maybe_exchange_device"), staticmethod(lambda device: device)),
     }
-    with ExitStack() as undo:
-        undo.callback(replace_all((CudaInterface,), asked | here))
-        for name in ("__init__", "run"):
-            on_cpu = _within(_OnCpu, getattr(UniformValueConstantFolder, name))
-            undo.callback(put_in(UniformValueConstantFolder, name, on_cpu))
-        owners = tuple(_having("triton_hash_with_backend"))
-        undo.callback(replace_all(owners, {"triton_hash_with_backend": lambda: "simulated"}))
-        one = torch._inductor.config.patch(compile_threads=1)  # no processes: kernels are not compiled
-        one.__enter__()
-        undo.callback(added("torch._inductor", "config", functools.partial(one.__exit__, None, None, None)))
-        return undo.pop_all().close
+    yield replace_all((CudaInterface,), asked | here)
+    for name in ("__init__", "run"):
+        on_cpu = _within(_OnCpu, getattr(UniformValueConstantFolder, name))
+        yield put_in(UniformValueConstantFolder, name, on_cpu)
+    owners = tuple(_having("triton_hash_with_backend"))
+    yield replace_all(owners, {"triton_hash_with_backend": lambda: "simulated"})
+    one = torch._inductor.config.patch(compile_threads=1)  # no processes: kernels are not compiled
+    one.__enter__()
+    yield added("torch._inductor", "config", functools.partial(one.__exit__, None, None, None))
 
 
 def _having(function: str) -> Iterator[ModuleType]:
@@ -474,7 +470,8 @@ def _keep_random_states(mode: Any) -> Undo:
 # -- Triton's kernels ----------------------------------------------------------------------------------------
 
 
-def _without_kernels(watcher: Watcher) -> Undo:
+@undone_together
+def _without_kernels(watcher: Watcher) -> Iterator[Undo]:
     """Take the texts of kernels, and compile none."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.runtime import triton_heuristics
@@ -498,10 +495,8 @@ def _without_kernels(watcher: Watcher) -> Undo:
 
         return cached_autotune
 
-    with ExitStack() as undo:
-        undo.callback(put_in(AsyncCompile, "triton", triton))
-        undo.callback(patch(triton_heuristics, "cached_autotune", wrap))
-        return undo.pop_all().close
+    yield put_in(AsyncCompile, "triton", triton)
+    yield patch(triton_heuristics, "cached_autotune", wrap)
 
 
 class _Config(SimpleNamespace):
@@ -537,23 +532,22 @@ def _tuning(name: str, source: str) -> tuple[int, tuple[int, ...]]:
     return tuned.found
 
 
-def _without_triton() -> Undo:
+@undone_together
+def _without_triton() -> Iterator[Undo]:
     """Let Inductor write kernels without the package triton, of which their texts need nothing."""
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import codecache
     from torch._inductor.runtime import triton_compat, triton_helpers, triton_heuristics
 
-    with ExitStack() as undo:
-        inductors = tuple(module for module in _having("has_triton") if module.__name__.startswith("torch._inductor"))
-        undo.callback(replace_all(inductors, {"has_triton": lambda *_, **__: True}))
-        owners = tuple(_having("AttrsDescriptorWrapper"))
-        undo.callback(replace_all(owners, {"AttrsDescriptorWrapper": _properties_of_arguments}))
-        undo.callback(replace_all((CudaInterface,), {"raise_if_triton_unavailable": staticmethod(lambda *_: None)}))
-        undo.callback(replace_all((triton_helpers,), {"set_driver_to_gpu": lambda: None}))
-        undo.callback(replace_all((triton_heuristics,), {"Config": _Config}))
-        undo.callback(put_in(triton_compat.triton, "Config", _Config))
-        undo.callback(patch(codecache, "_reload_python_module", functools.partial(_within, _stubs)))
-        return undo.pop_all().close
+    inductors = tuple(module for module in _having("has_triton") if module.__name__.startswith("torch._inductor"))
+    yield replace_all(inductors, {"has_triton": lambda *_, **__: True})
+    owners = tuple(_having("AttrsDescriptorWrapper"))
+    yield replace_all(owners, {"AttrsDescriptorWrapper": _properties_of_arguments})
+    yield replace_all((CudaInterface,), {"raise_if_triton_unavailable": staticmethod(lambda *_: None)})
+    yield replace_all((triton_helpers,), {"set_driver_to_gpu": lambda: None})
+    yield replace_all((triton_heuristics,), {"Config": _Config})
+    yield put_in(triton_compat.triton, "Config", _Config)
+    yield patch(codecache, "_reload_python_module", functools.partial(_within, _stubs))
 
 
 def _properties_of_arguments(divisible_by_16: Sequence[int] = (), *_: Any) -> Any:

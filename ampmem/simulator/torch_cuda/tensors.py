@@ -5,6 +5,7 @@ Libraries check whether a tensor is fake, to detect tracing: a tensor on the sim
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import weakref
@@ -24,6 +25,8 @@ from ampmem.simulator.torch_cuda.files import MadeUp
 from ampmem.simulator.world import check_index, here
 
 aten = torch.ops.aten
+_READS = frozenset(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") if name in dis.opmap)
+"""Instructions that read an attribute."""
 
 
 @undone_together
@@ -268,24 +271,22 @@ class _Module(ModuleType):
 
     @property
     def FakeTensor(self) -> Any:
-        """The class, by caller: a library that gets the plain class skips value-dependent code, as under export."""
+        """The class, by caller: a library that gets the plain class skips value-dependent code, as under export.
+
+        A guard of dynamo's needs the same class each time, and is read from C++ while any frame calls a function.
+        """
         asking: FrameType = sys._getframe(1)
+        if asking.f_code.co_filename == "<string>" and asking.f_back is not None:
+            asking = asking.f_back  # dynamo evaluates the text of a guard
         file = asking.f_code.co_filename
-        return FakeTensor if is_torch(file) or file.startswith(OWN_FOLDERS) else _Traced
+        reads = asking.f_code.co_code[asking.f_lasti] in _READS
+        return _Traced if reads and not is_torch(file) and not file.startswith(OWN_FOLDERS) else FakeTensor
 
 
 @undone_together
 def _hide_fakes() -> Iterator[Undo]:
     """Make libraries see what they would see on a GPU; returns the undo."""
     for module in FAKE_TENSOR_MODULES:
-        yield added(module.__name__, "FakeTensor", _changed(module))
-
-
-def _changed(module: ModuleType) -> Callable[[], None]:
-    former = module.__class__
-    module.__class__ = _Module
-
-    def put_back() -> None:
-        module.__class__ = former
-
-    return put_back
+        put_back = functools.partial(setattr, module, "__class__", module.__class__)
+        module.__class__ = _Module
+        yield added(module.__name__, "FakeTensor", put_back)

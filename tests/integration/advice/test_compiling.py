@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from support.commands import ampmem
+from support.page_reader import page_data
 from support.ready_python import Kind, ready_python
 from torch import nn
 
 from ampmem.analysis.summary import summarize
 from ampmem.recorder.steering.changes import ForcedChanges
 from ampmem.recording import read
+from ampmem.reporters.text.difference import CHANGES
 from ampmem.units import format_bytes
 from ampmem.vocabulary import Forced
 
@@ -146,8 +148,8 @@ def test_compiled_code_that_keeps_less_is_advised_with_the_flops_that_it_compute
 
 def test_precisions_are_compared_with_compile_and_without(tmp_path: Path) -> None:
     write(tmp_path, WRAPPED)
-    command = ("compare", "--gpu", "h100", "--precision", "fp32", "--compile", "-o", "run", "train.py")
-    done = ampmem(tmp_path, *command)
+    command = ("--gpu", "h100", "--precision", "fp32", "--compile", "-o", "run", "train.py")
+    done = ampmem(tmp_path, "compare", "--html", "run.html", *command)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.glob("*.ampmem")} == {"run.fp32.ampmem", "run.fp32-uncompiled.ampmem"}
     compiled, uncompiled = (read(tmp_path / f"run.{name}.ampmem") for name in ("fp32", "fp32-uncompiled"))
@@ -158,6 +160,19 @@ def test_precisions_are_compared_with_compile_and_without(tmp_path: Path) -> Non
     _, _, changes = found.partition("what changed\n")
     assert "  activations  blocks." in changes
     assert "_orig_mod" not in changes
+    printed = ampmem(tmp_path, "compare", "--json", "--force", *command)
+    assert printed.returncode == 0, printed.stderr
+    *summaries, difference = json.loads(printed.stdout)
+    assert [each["schema"] for each in summaries] == ["ampmem.summary/1"] * 2
+    assert (difference["label_before"], difference["label_after"]) == ("fp32 uncompiled", "fp32")
+    assert (difference["before"], difference["after"]) == (before, after)
+    assert sum(each["after"] - each["before"] for each in difference["changes"]) == after - before
+    (tmp_path / "run.json").write_text(printed.stdout, encoding="utf-8")
+    assert ampmem(tmp_path, "report", "run.json", "-o", "printed.html").returncode == 0
+    for page in ("run.html", "printed.html"):
+        ((title, rows),) = page_data((tmp_path / page).read_text(encoding="utf-8"))["comparison"]["compiling"]
+        assert title == "What compiling changes: fp32"
+        assert all(" ".join(row) in " ".join(changes.split()) for row in rows[:CHANGES])
 
 
 def test_a_mode_that_is_refused_is_a_line_and_the_rest_is_compared(tmp_path: Path) -> None:

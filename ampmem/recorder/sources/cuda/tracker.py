@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from types import CodeType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.recorder.models.stacks import code_at, line_at
+from ampmem.recorder.models.stacks import Ranges, code_at, line_at
 from ampmem.recorder.sources.cuda.device import Stats
 from ampmem.recorder.sources.cuda.trace import IS_FREE, IS_SNAPSHOT, SeenBlocks, Trace, devices_by_thread
 from ampmem.recorder.sources.extension import CompiledExtension
@@ -83,6 +84,7 @@ class Tracker:
         self._library.ampmem_trace_stack.argtypes = (ctypes.c_int64, ctypes.POINTER(_POINTER))
         self._library.ampmem_trace_stack.restype = ctypes.c_int64
         self._taken = self._dropped = self._stacks = 0
+        self._ranges: dict[CodeType, Ranges] = {}
         self._places: dict[tuple[int, int], tuple[str, int, str]] = {}
         """File, line and function of each instruction in the stacks, which keep the code objects alive."""
 
@@ -90,6 +92,7 @@ class Tracker:
         """Begin, once CUDA is initialized; returns whether torch allows it."""
         self._taken = self._dropped = self._stacks = 0
         self._places.clear()
+        self._ranges.clear()
         started: int = self._library.ampmem_trace_start()
         return started == 0
 
@@ -160,7 +163,7 @@ class Tracker:
         known = self._places.get(place)
         if known is None:
             code = code_at(place[0])
-            known = self._places[place] = code.co_filename, line_at(code, place[1]), code.co_name
+            known = self._places[place] = code.co_filename, line_at(code, place[1], self._ranges), code.co_name
         return known
 
 

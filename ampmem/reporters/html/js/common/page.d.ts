@@ -583,6 +583,7 @@ export interface ComparedRuns {
   loss_differences: Array<string>;
   remarks: Array<string>;
   failures: Array<string>;
+  compiling: Array<[string, Array<Array<string>>]>;
 }
 
 export interface ChangesView {

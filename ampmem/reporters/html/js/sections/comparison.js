@@ -10,6 +10,8 @@ import { showSection } from "./section.js";
 /** @import { Instant } from "../data/run.js" */
 /** @import { CategoryOf } from "../figures/bars.js" */
 
+const OF_CHANGES = ["Change", "Kind", "Before", "After", "Category", "What"].map((head) => ({ head }));
+
 /**
  * @param {string} first
  * @param {string[]} labels
@@ -102,6 +104,7 @@ export function showComparison({ comparison, marks, categories }, categoryOf) {
       ),
       make("div", { class: "block" }, lossTable(comparison)),
     ),
+    ...comparison.compiling.map(([caption, rows]) => tableOf({ caption, columns: OF_CHANGES, rows })),
     byCategory(instants, labels, categoryOf),
   );
 }
