@@ -308,6 +308,7 @@ def test_a_script_without_backward_is_recorded_as_inference(tmp_path: Path, gpu:
     (tmp_path / "infer.py").write_text(INFERENCE)
     done = ampmem(tmp_path, "profile", *gpu, "--steps", "4", "infer.py")
     assert done.returncode == 0, done.stderr
+    assert "; then the script ended" in done.stderr and "stopped the script" not in done.stderr
     recording = read(tmp_path / "infer.ampmem")
     summary = summarize(recording)
     assert (recording.run.step_on, len(recording.steps)) == ("forward", 4)

@@ -205,6 +205,8 @@ def _stopped(stopper: Stopper) -> str:
     """The script's reaction to the stop, in words."""
     if stopper.spared or stopper.device_failed:
         return "; the script ran to completion"
+    if not (stopper.caught or stopper.stopped):  # inference: only the end shows that no backward came
+        return "; then the script ended"
     if not stopper.caught:
         return ", and stopped the script (--run-to-end lets it finish)"
     caught = f"caught the stop {_times(stopper.caught)}, {_CATCHES},"
