@@ -160,7 +160,8 @@ class Session:
 
     def skim(self) -> None:
         """Follow the forwards of the script while it is not recorded, if they are not followed yet."""
-        to_come = self.options.timed or (self.options.late and self.outcome.steps <= self.options.skip)
+        steps, skip = self.outcome.steps, self.options.skip
+        to_come = self.options.timed or steps < skip or (self.options.step_on is StepOn.EVALUATION and steps == skip)
         if self._unskim is None and to_come:
             self._unskim = boundaries.install_skimming(self.listener, self._hooks.modules.before, self._look)
             self._undo.callback(self._unskim)

@@ -41,20 +41,20 @@ def test_losses_are_those_of_the_scripts_own_precision_bit_for_bit(name: str, fo
 
 
 def at_marks(summary: Summary) -> list[dict[str, int]]:
-    """Live bytes at every mark; without what other runs in this process left alive before."""
+    """Live bytes at every mark; without what other runs in this process left alive before, as their models."""
     marks = [mark for step in summary.steps for mark in dataclasses.astuple(step.marks) if mark is not None]
-    return [{key: size for key, size in mark.items() if key != "other"} for mark in marks]
+    return [{key: size for key, size in mark.items() if key not in ("other", "untrained")} for mark in marks]
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_forced_precision_takes_the_memory_of_the_scripts_own_precision(name: str) -> None:
     for forced in PRECISIONS:
-        forced = summary_of(workload(name, "fp32", forced)[0])
+        steered = summary_of(workload(name, "fp32", forced)[0])
         own = summary_of(workload(name, forced, "as-is")[0])
-        assert at_marks(forced) == at_marks(own)
-        assert forced.static_model == own.static_model
-        assert forced.casts == own.casts
-        assert forced.activations == own.activations
+        assert at_marks(steered) == at_marks(own)
+        assert steered.static_model == own.static_model
+        assert steered.casts == own.casts
+        assert steered.activations == own.activations
 
 
 @pytest.mark.parametrize("forced", PRECISIONS)
@@ -104,11 +104,11 @@ def test_a_script_without_autocast_is_wrapped_as_if_it_had_it(forced: str) -> No
         return found
 
     results: list[list[float]] = []
-    forced = analyse(record(lambda: results.append(losses(own=False)), forced))
+    wrapped = analyse(record(lambda: results.append(losses(own=False)), forced))
     own = analyse(record(lambda: results.append(losses(own=True))))
     assert results[0] == results[1]
-    assert forced.recording.precision.wrapped == (forced != "fp32")
-    copies = [analysis.timeline.series(Category.CAST_COPIES).max() for analysis in (forced, own)]
+    assert wrapped.recording.precision.wrapped == (forced != "fp32")
+    copies = [analysis.timeline.series(Category.CAST_COPIES).max() for analysis in (wrapped, own)]
     assert copies[0] == copies[1]
     assert (copies[0] == 0) == (forced == "fp32")
 
@@ -129,7 +129,7 @@ def test_the_json_of_every_precision_is_as_the_schema_says(name: str, forced: st
 
 @pytest.mark.parametrize(("forced", "copies"), [("fp32", 0), ("amp", 8388608), ("amp-nocache", 14680064)])
 def test_the_command_forces_the_precision_on_the_reuse_workload(forced: str, copies: int, tmp_path: Path) -> None:
-    """16 bytes per parameter after backward in every forced; 8 and 14 MiB of copies at the end of forward."""
+    """16 bytes per parameter after backward in every precision; 8 and 14 MiB of copies at the end of forward."""
     path = tmp_path / "run.ampmem"
     options = ("--precision", forced, "--steps", "2", "-o", str(path))
     done = ampmem(tmp_path, "profile", *options, "-m", "ampmem.workloads.reuse", "--steps", "2")

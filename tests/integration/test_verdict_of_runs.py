@@ -252,7 +252,7 @@ def trained(
 @pytest.mark.parametrize("kind", [Decorated, Outside])
 def test_decorated_forwards_and_islands_of_float32(kind: type[Net], forced: str) -> None:
     model = kind()
-    analysis, _, _ = trained(model, precision=forced)
+    analysis, _, _ = trained(model, forced=forced)
     found = terms(judged(analysis), "after_forward", "cast_copies")
     expected = {
         NO_NORMS: -2 * 2 * 64,
@@ -502,7 +502,7 @@ def test_frozen_layers(forced: str) -> None:
     model.tokens.requires_grad_(False)
     model.up.requires_grad_(False)
     frozen = elements([model.tokens, model.up])
-    analysis, _, _ = trained(model, precision=forced)
+    analysis, _, _ = trained(model, forced=forced)
     verdict = judged(analysis)
     assert terms(verdict, "after_backward", "gradients") == {FROZEN: -4 * frozen}
     assert terms(verdict, "after_optimizer", "optimizer_state")[FROZEN] == -8 * frozen
@@ -545,7 +545,7 @@ def test_tied_weights(forced: str, same: bool) -> None:
             return self.head(self.tokens(x))
 
     model, count = Tied(), 50 * 16
-    analysis, _, _ = trained(model, precision=forced)
+    analysis, _, _ = trained(model, forced=forced)
     verdict = judged(analysis)
     assert part(verdict, "after_backward", "parameters").model_bytes == 4 * count
     assert terms(verdict, "after_backward", "gradients") == ({} if same else {TIED: 4 * count})
@@ -572,7 +572,7 @@ def test_parameters_that_are_views_of_one_flat_buffer(forced: str) -> None:
             start += p.numel()
 
     flatten()
-    analysis, _, _ = trained(model, precision=forced)
+    analysis, _, _ = trained(model, forced=forced)
     verdict = judged(analysis)
     around = {"memory around parameters that are views of a larger buffer": 4 * spare}
     assert terms(verdict, "after_backward", "parameters") == around

@@ -34,7 +34,7 @@ def check(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     (folder / f"train_{name}.py").write_text(example(f"train_{name}.py"), encoding="utf-8")
     own = {"HOME": str(folder), "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri()}
     own |= {f"WANDB_{kind}_DIR": str(folder / "wandb-own") for kind in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
-    paths = os.pathsep.join((str(folder), str(HERE), os.environ.get("PYTHONPATH", "")))
+    paths = os.pathsep.join((str(folder), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")))
     environment = {**os.environ, **OFFLINE, **own, "PYTHONPATH": paths}
     command = [ready_python(), str(HERE / f"check_{name}.py")]
     return subprocess.run(

@@ -215,7 +215,7 @@ def is_idle(view: View) -> Mask:
 
 def is_held(view: View) -> Mask:
     """Memory that an object, such as a key-value cache, holds after a step of inference or the recording."""
-    return view.has(Fact.HELD) & ~_is_newest(view)
+    return view.has(Fact.HELD) & ~_is_newest(view) & ~_in_use(view)
 
 
 def is_temporary(view: View) -> Mask:
@@ -223,8 +223,12 @@ def is_temporary(view: View) -> Mask:
 
     What is alive at the end is short-lived if such memory was so before.
     """
-    in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION) & view.outlives(view.failure_ns)
-    return _freed_soon(view) | _is_newest(view) | in_use
+    return _freed_soon(view) | _is_newest(view) | _in_use(view)
+
+
+def _in_use(view: View) -> Mask:
+    """Memory of the phase in which memory ran out; variables of the frames that failed hold it, too."""
+    return view.born_in(Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION) & view.outlives(view.failure_ns)
 
 
 def _is_newest(view: View) -> Mask:

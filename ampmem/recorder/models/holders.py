@@ -83,7 +83,8 @@ class HolderLog:
         """Log each large storage that an object holds now, and its place in the object."""
         self._by_id = self._variables.by_id()
         with collection_paused():
-            mine = (tensor for tensor in live_tensors() if not is_nn_parameter(tensor))
+            # What a variable itself refers to is the step's result, as a rule: no object holds it.
+            mine = (each for each in live_tensors() if not (is_nn_parameter(each) or id(each) in self._by_id))
             self._note_holders(_largest(self._by_address(mine)))
 
     def note_rest(
@@ -189,12 +190,12 @@ class HolderLog:
         self._note_models(found)
 
     def _by_address(self, tensors: Iterable[Tensor]) -> dict[int, tuple[int, Tensor]]:
-        """The storages of ``tensors`` by address: their bytes, and one tensor of each."""
+        """The storages of ``tensors`` by address: their bytes, and one tensor of each, if possible a variable's."""
         found: dict[int, tuple[int, Tensor]] = {}
         alone = is_only_thread()
         for tensor in tensors:
             address = self._log.storage_address(tensor)
-            if address and address not in found:
+            if address and (address not in found or id(tensor) in self._by_id):
                 as_it_is = type(tensor) in PLAIN and not alone  # another thread may use the storage: see addresses.py
                 size = tensor.nbytes if as_it_is else Tensor.untyped_storage(tensor).nbytes()
                 found[address] = (size, tensor)
