@@ -72,6 +72,7 @@ def hostile_data(data: dict[str, Any]) -> None:
         "loss_differences": [PAYLOADS[5], PAYLOADS[6], PAYLOADS[7]],
         "remarks": list(PAYLOADS),
         "failures": list(PAYLOADS),
+        "compiling": [[text, [[text] * 6]] for text in PAYLOADS],
     }
     data["marks"] = dict(zip(data["marks"], PAYLOADS[8:], strict=False))
 
