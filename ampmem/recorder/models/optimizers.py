@@ -51,11 +51,11 @@ class Optimizers:
         if known is not None and known[0]() is module:
             return known[1]
         parameters = set(map(id, module.parameters()))
+        # An optimizer may die meanwhile: any allocation may start a garbage collection.
         holders = frozenset(
-            key
-            for key, reference in self._living.items()
-            if (optimizer := reference()) is not None
-            and any(id(parameter) in parameters for parameter in parameters_of(optimizer))
+            id(optimizer)
+            for optimizer in self
+            if any(id(parameter) in parameters for parameter in parameters_of(optimizer))
         )
         self._held[id(module)] = (weakref.ref(module), holders)
         return holders

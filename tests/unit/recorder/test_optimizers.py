@@ -1,4 +1,5 @@
 import gc
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,3 +49,27 @@ def test_an_optimizer_that_dies_is_told_and_leaves_the_other_alone() -> None:
     assert list(optimizers) == made
     assert (optimizers.trains(keys[1]), optimizers.has_gradients(keys[1])) == (False, False)
     assert optimizers.holding(models[1]) == set()
+
+
+def test_an_optimizer_may_die_while_another_is_asked_what_it_holds() -> None:
+    model, made = nn.Linear(2, 2), []
+
+    class Last(torch.optim.SGD):
+        @property
+        def param_groups(self) -> list[dict[str, Any]]:
+            made.clear()
+            return self.groups
+
+        @param_groups.setter
+        def param_groups(self, groups: list[dict[str, Any]]) -> None:
+            self.groups = groups
+
+    died: list[int] = []
+    optimizers, last = Optimizers(died.append), Last(model.parameters())
+    made.append(torch.optim.SGD(model.parameters()))
+    other = id(made[0])
+    for optimizer in (last, *made):
+        optimizers.add(optimizer)
+    del optimizer
+    assert optimizers.holding(model) == {id(last)}
+    assert died == [other]
