@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TypeVar
 
 _OF = " of "
@@ -64,6 +65,12 @@ def layers_named(names: Sequence[str], *, more: bool = False) -> str:
         return names[0]
     name = names[0] if len(set(names)) == 1 else of_all_layers(names[0])
     return f"{name} ({len(names):,}{' or more' if more else ''})"
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """``; did you mean 'peak'?`` with the nearest of ``words``; empty where none is near."""
+    near = get_close_matches(word, list(map(str, words)), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
 import ampmem
 from ampmem.errors import UsageError
+from ampmem.names import nearest
 
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 
@@ -33,8 +33,7 @@ def docs(topic: str | None) -> None:
     parts = {part: text for page in pages.values() for part, text in _parts(page)}
     found = pages.get(topic) or parts.get(topic.lower())
     if found is None:
-        near = get_close_matches(topic.lower(), [*pages, *parts], n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
+        meant = nearest(topic.lower(), [*pages, *parts]) or "."
         raise UsageError(f"the documentation has no {topic!r:.60}{meant} ampmem docs lists its pages")
     click.echo(found.rstrip())
 

@@ -17,6 +17,7 @@ from ampmem.analysis.jsonable import Name
 from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.errors import UsageError
+from ampmem.names import nearest
 from ampmem.units import MOST_BYTES, parse_bytes
 
 PEAK, ALLOCATED, RESERVED, DEVICE = "peak", "allocated", "reserved", "device"
@@ -137,12 +138,6 @@ def check_key(key: str) -> None:
     if found[1] not in OF_MODULE:
         meant, known = nearest(found[1], OF_MODULE) or ".", ", ".join(OF_MODULE)
         raise UsageError(f"{key}: a module does not have a budget {found[1]!r}{meant} There are {known}")
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """``; did you mean 'peak'?`` with the nearest of ``words``; empty where none is near."""
-    near = get_close_matches(word, list(map(str, words)), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def module_in(key: str) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.budgets.budget import ALLOCATED, COPIES, DEVICE, GROWTH, PEAK, RESERVED, Budget, module_in, nearest
+from ampmem.analysis.budgets.budget import ALLOCATED, COPIES, DEVICE, GROWTH, PEAK, RESERVED, Budget, module_in
 from ampmem.analysis.difference.difference import bytes_of, conditions_of, difference
 from ampmem.analysis.difference.sides import (
     Group,
@@ -25,6 +25,7 @@ from ampmem.analysis.summary import SCHEMA, Summary, require_training, summary_o
 from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
 from ampmem.errors import UsageError
 from ampmem.events import Recording
+from ampmem.names import nearest
 from ampmem.recording import is_recording, read
 from ampmem.vocabulary import SourceKind
 

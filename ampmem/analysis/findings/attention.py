@@ -108,14 +108,13 @@ def attention_masks(run: TrainingRun) -> Finding | None:
 
 def _ever(run: TrainingRun, *ops: str) -> Mask:
     """The allocations that any of ``ops`` saved for backward."""
-    named = np.array([text in ops for text in run.recording.texts], dtype=np.bool_)
-    return run.ever_kept_by_autograd & named[run.analysis.saved_as.op]
+    return run.ever_kept_by_autograd & run.naming(*ops)[run.analysis.saved_as.op]
 
 
 def _seen(run: TrainingRun, fact: Fact, op: str, column: str) -> set[str]:
     """The texts in the ``column`` of all facts of this kind about ``op``."""
     facts = run.recording.facts
-    rows = (facts.fact == fact) & np.array([text == op for text in run.recording.texts])[facts.name]
+    rows = (facts.fact == fact) & run.naming(op)[facts.name]
     return {run.text(index) for index in np.unique(getattr(facts, column)[rows]).tolist()} - {""}
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ampmem.analysis.budgets.budget import GROWTH, KEYS, MODULES, Budget, budgets_of, nearest
+from ampmem.analysis.budgets.budget import GROWTH, KEYS, MODULES, Budget, budgets_of
 from ampmem.errors import UsageError
+from ampmem.names import nearest
 
 if TYPE_CHECKING:
     import pytest

@@ -58,19 +58,19 @@ class Layout:
 
     def note(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
         """Collect a table, unless the form is text."""
-        heads = [column.on_a_line for column in columns]
-        if not rows:
+        if self.form is Form.TEXT or not rows:
             return
+        lines = [[column.on_a_line for column in columns], *rows]
         if self.form is Form.CSV:
             text = StringIO()
-            csv.writer(text, lineterminator="\n").writerows([heads, *rows])
+            csv.writer(text, lineterminator="\n").writerows(lines)
             self.tables.append(("", text.getvalue().rstrip("\n")))
-        elif self.form is not Form.TEXT:
-            of = {Form.MARKDOWN: "pipe", Form.LATEX: "latex_booktabs"}[self.form]
-            escaped = [[_MARKUP.sub(r"\\\g<0>", cell) for cell in row] for row in (heads, *rows)]
-            head, *body = escaped if self.form is Form.MARKDOWN else (heads, *rows)
-            align = [column.align for column in columns]
-            self.tables.append(("", tabulate(body, head, tablefmt=of, disable_numparse=True, colalign=align)))
+            return
+        kind = "latex_booktabs"  # tabulate escapes what would be markup in LaTeX itself
+        if self.form is Form.MARKDOWN:
+            kind, lines = "pipe", [[_MARKUP.sub(r"\\\g<0>", cell) for cell in line] for line in lines]
+        align = [column.align for column in columns]
+        self.tables.append(("", tabulate(lines[1:], lines[0], tablefmt=kind, disable_numparse=True, colalign=align)))
 
     def strong(self, line: str) -> str:
         """``line`` as a heading."""

@@ -35,3 +35,7 @@ def test_what_is_not_there_is_one_line_with_the_nearest(tmp_path: Path) -> None:
     code, _, said = ampmem_here(tmp_path, "docs", "fp32-activatons")
     assert (code, said.count("\n")) == (2, 1)
     assert "did you mean 'fp32-activations'? ampmem docs lists its pages" in said
+    assert (
+        ampmem_here(tmp_path, "docs", "qqqq")[2]
+        == "ampmem: the documentation has no 'qqqq'. ampmem docs lists its pages\n"
+    )
