@@ -20,7 +20,9 @@ from ampmem.simulator.where import NotSimulated
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not torch.__version__.startswith(("2.13", "2.14")), reason="the compiler was not verified"),
+    pytest.mark.skipif(
+        not torch.__version__.startswith(("2.12", "2.13", "2.14")), reason="the compiler was not verified"
+    ),
 ]
 
 SCRIPT = """
@@ -182,6 +184,23 @@ def test_dynamo_leaves_recurrent_layers_uncompiled_as_on_a_gpu(tmp_path: Path) -
         doubled = torch.compile(lambda value: layer(value)[0] * 2)
         assert doubled(torch.ones(2, 8, device="cuda")).shape == (2, 8)
         assert any(f"0 graphs, 1 break at {__file__}:" in note for note in simulation.device.assumptions)
+    finally:
+        simulation.end()
+
+
+def test_code_that_runs_uncompiled_without_an_error_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU might compile what fails here."""
+    simulation = Simulation(find_gpu("h100"), cache=tmp_path / "cache")
+    try:
+        doubled = torch.compile(lambda value: value * 2)
+        value = torch.ones(2, 8, device="cuda")
+        doubled(value)
+        monkeypatch.setattr("torch._inductor.compile_fx.GraphLowering", None)
+        with (
+            torch._dynamo.config.patch(suppress_errors=True),
+            pytest.raises(NotSimulated, match=r"uncompiled, which changes the run's numbers: an error was suppressed"),
+        ):
+            torch.compile(lambda value: value + 3)(value)
     finally:
         simulation.end()
 

@@ -3,7 +3,7 @@
 Dynamo traces as ever, and Inductor makes the code that a GPU would run, down to the texts of its Triton kernels: only
 the kernels do nothing, and what would ask the driver is answered. So compiled code allocates what it would on a GPU.
 Nothing here is in place before a script compiles something: Inductor takes a second to import. All of it has been
-tried with torch 2.13 and 2.14.
+tried with torch 2.12 to 2.14.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_map
 
 from ampmem.own_code import untraced_code
@@ -36,7 +36,7 @@ _NOTHING = (None, False)
 """Callbacks with which dynamo compiles nothing."""
 _FAILURES = ("BackendCompilerFailed", "InternalTorchDynamoError")
 _UNCOMPILED = ("non-infra torch dispatch mode", "error was suppressed", "custom frame execution strategy")
-"""Parts of dynamo's reasons not to compile a frame that it should have compiled; each reason exists since 2.13."""
+"""Parts of dynamo's reasons not to compile a frame that it should have compiled; 2.12 gives none."""
 _RECURRENT = "Attempted to wrap RNN, GRU, or LSTM"
 """Begins dynamo's reason not to compile a recurrent layer."""
 DECIDING = ("triton.cudagraphs", "max_autotune", "max_autotune_gemm", "cpp_wrapper")
@@ -201,7 +201,10 @@ def _trace(mode: Any, watcher: Watcher) -> Iterator[Undo]:
 
     yield added("torch._dynamo.trace_rules", "SKIP_DIRS", restore)
     yield put_in(FakeTensorMode, "avoid_device_init", property(lambda tracing: True))
-    yield patch(convert_frame.CatchErrorsWrapper, "__call__", functools.partial(_watched_frames, watcher))
+    suppressed: list[None] = []
+    yield patch(convert_frame, "format_error_msg", functools.partial(_watched_errors, suppressed))
+    watched_frames = functools.partial(_watched_frames, watcher, suppressed)
+    yield patch(convert_frame.CatchErrorsWrapper, "__call__", watched_frames)
     yield patch(output_graph.OutputGraph, "compile_subgraph", functools.partial(_watched_breaks, watcher))
     yield patch(compile_fx, "compile_fx", functools.partial(_watched_graphs, watcher))
     yield patch(proxy_tensor, "unset_fake_temporarily", functools.partial(_constants_on_device, mode))
@@ -218,16 +221,27 @@ def _run_as_it_is(function: Any) -> None:
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
-def _watched_frames(watcher: Watcher, original: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_errors(suppressed: list[None], original: Callable[..., str]) -> Callable[..., str]:
+    """``suppressed`` grows with each error whose text dynamo makes: it raises those that it does not suppress."""
+
+    @functools.wraps(original)
+    def format_error_msg(*args: Any, **how: Any) -> str:
+        suppressed.append(None)
+        return original(*args, **how)
+
+    return format_error_msg
+
+
+def _watched_frames(watcher: Watcher, suppressed: list[None], original: Callable[..., Any]) -> Callable[..., Any]:
     def convert(wrapper: Any, frame: Any, *rest: Any) -> Any:
-        recurrent, breaks = _recurrent(), watcher.breaks.total()
+        recurrent, breaks, errors = _recurrent(), watcher.breaks.total(), len(suppressed)
         try:
             # Dynamo itself traces without modes, except inside of DistributedDataParallel.
             with without_modes() if _is_inside_ddp() else nullcontext():
                 found = original(wrapper, frame, *rest)
         except Exception as error:
             raise _cause_of(error, watcher) from None
-        reason = getattr(found, "skip_reason", None) or ""
+        reason = _skip_reason(found, failed=len(suppressed) > errors)
         if recurrent != _recurrent():
             if breaks == watcher.breaks.total():
                 watcher.broke([(frame.f_code.co_filename, frame.f_code.co_firstlineno)])
@@ -236,6 +250,15 @@ def _watched_frames(watcher: Watcher, original: Callable[..., Any]) -> Callable[
         return found
 
     return convert
+
+
+def _skip_reason(found: Any, *, failed: bool) -> str:
+    """Why dynamo leaves a frame uncompiled, in its words; that of torch 2.12 does not say so."""
+    if hasattr(found, "skip_reason"):
+        return found.skip_reason or ""
+    if failed:
+        return "an error was suppressed during compilation"
+    return "non-infra torch dispatch mode present" if is_in_torch_dispatch_mode(include_infra_modes=False) else ""
 
 
 def _recurrent() -> int:
@@ -277,14 +300,15 @@ def _watched_graphs(watcher: Watcher, original: Callable[..., Any]) -> Callable[
 
     @functools.wraps(original)
     def compile_fx(*args: Any, **how: Any) -> Any:
+        inside.append(None)
+        try:
+            found = original(*args, **how)
+        finally:
+            inside.pop()
         if not inside:
             number = torch._guards.CompileContext.current_compile_id()
             watcher.made(again=bool(getattr(number, "frame_compile_id", 0)))
-        inside.append(None)
-        try:
-            return original(*args, **how)
-        finally:
-            inside.pop()
+        return found
 
     return compile_fx
 
@@ -425,28 +449,40 @@ def _pads(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:
     return bool(torch._inductor.config.force_shape_pad)
 
 
-def _allocate_above_modes() -> Undo:
+@undone_together
+def _allocate_above_modes() -> Iterator[Undo]:
     """Let modes see the memory that compiled code asks for: its functions are in C++, below every mode."""
     guards = torch._C._dynamo.guards
-    real = SimpleNamespace(**{name: getattr(guards, name) for name in ("_reinterpret_tensor", "copy_if_misaligned")})
+    reinterpret_real = vars(guards)["_reinterpret_tensor"]
 
     def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
     def reinterpret(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Any:
         if not isinstance(tensor, FakeTensor):
-            return real._reinterpret_tensor(tensor, size, stride, offset)
+            return reinterpret_real(tensor, size, stride, offset)
         return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
     def copy_if_misaligned(tensor: torch.Tensor) -> Any:
-        if not isinstance(tensor, FakeTensor):
-            return real.copy_if_misaligned(tensor)
-        aligned = tensor.storage_offset() * tensor.element_size() % _ALIGNMENT == 0
-        return tensor if aligned else torch._inductor.utils.clone_preserve_strides(tensor)
+        fake = isinstance(tensor, FakeTensor)
+        place = tensor.storage_offset() * tensor.element_size() if fake else tensor.data_ptr()
+        return torch._inductor.utils.clone_preserve_strides(tensor) if place % _ALIGNMENT else tensor
+
+    def copy_misaligned_inputs(inputs: list[Any], checked: Sequence[int], returned: Any = None) -> Any:
+        """What calls the compiled code of torch 2.12, in place of that code's own calls of the one above."""
+        former = [inputs[index] for index in checked]
+        for index in checked:
+            inputs[index] = copy_if_misaligned(inputs[index])
+        pairs = zip(checked, former, strict=True)
+        changed = [
+            (old, inputs[index]) for index, old in pairs if index in (returned or ()) and inputs[index] is not old
+        ]
+        return [old for old, _ in changed], [new for _, new in changed]
 
     replacements = {"_empty_strided_cuda": empty, "_reinterpret_tensor": reinterpret}
     replacements |= {"copy_if_misaligned": copy_if_misaligned, "assert_alignment": lambda *_: None}
-    return replace_all((guards,), replacements)
+    yield replace_all((guards,), replacements)
+    yield replace_all(tuple(_having("copy_misaligned_inputs")), {"copy_misaligned_inputs": copy_misaligned_inputs})
 
 
 def _keep_random_states(mode: Any) -> Undo:

@@ -27,13 +27,13 @@ from ampmem.simulator.private.general import CALL, FakeTensor, run_uncompiled, t
 from ampmem.simulator.torch_cuda import compiler_cache
 from ampmem.simulator.where import stop
 
-_VERIFIED = ("2.13", "2.14")
+_VERIFIED = ("2.12", "2.13", "2.14")
 """Versions of torch for which compiled code was verified to allocate the same as on PyTorch's CUDA build."""
 _STOPS = (
     "the memory of compiled code depends on {}; {} runs it uncompiled, or leave torch.compile out to see what the "
     "uncompiled run needs"
 )
-_VERSION = f"Inductor, and that of torch {torch.__version__} has not been verified ({' and '.join(_VERIFIED)} have)"
+_VERSION = f"Inductor, and that of torch {torch.__version__} has not been verified ({_VERIFIED[0]} to {_VERIFIED[-1]} have)"
 _BACKEND = 'the backend "{}", which does not run on a simulated GPU'
 _MODE = 'what mode="{}" does on the GPU'
 _WHY = {

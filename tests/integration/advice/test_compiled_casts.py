@@ -12,7 +12,9 @@ from support.commands import ampmem
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not torch.__version__.startswith(("2.13", "2.14")), reason="the compiler was not verified"),
+    pytest.mark.skipif(
+        not torch.__version__.startswith(("2.12", "2.13", "2.14")), reason="the compiler was not verified"
+    ),
 ]
 
 SCRIPT = """

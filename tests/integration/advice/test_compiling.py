@@ -25,7 +25,9 @@ from ampmem.vocabulary import Forced
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not torch.__version__.startswith(("2.13", "2.14")), reason="the compiler was not verified"),
+    pytest.mark.skipif(
+        not torch.__version__.startswith(("2.12", "2.13", "2.14")), reason="the compiler was not verified"
+    ),
 ]
 
 SCRIPT = """
