@@ -53,6 +53,8 @@ COMPILED = "compiled"
 """The folder of ampmem's cache for what ``torch.compile`` makes for simulated GPUs."""
 LOW_PRECISION = ("bfloat16", "float16")
 """The names of the types that autocast casts to."""
+FUSED_ATTENTION = ("flash", "memory-efficient", "cuDNN")
+"""The kernels of ``scaled_dot_product_attention`` that a script can disable, besides the math kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

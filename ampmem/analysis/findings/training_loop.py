@@ -17,7 +17,7 @@ from ampmem.analysis.timeline.marks import PhaseRows, trains
 from ampmem.analysis.timeline.predictions import kept_predictions
 from ampmem.events import Action, Column, Fact, OptimizerRecord, Phase
 from ampmem.names import FUNCTIONAL, shape_text
-from ampmem.units import format_bytes
+from ampmem.units import format_bytes, listed
 from ampmem.vocabulary import Communication
 
 _AT_ONCE = {"Adam": 2, "AdamW": 2}
@@ -359,7 +359,7 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         code="outputs-kept",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although backward does not "
-        f"need them: they are held by {_listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
+        f"need them: they are held by {listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
         bytes=size,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _change(shown),
         evidence=(*(f"{format_bytes(each.bytes)}: held by {each.in_words()}" for each in shown), *run.largest(kept)),
@@ -470,12 +470,8 @@ def _change(variables: Sequence[_Variable]) -> str:
     items = list(dict.fromkeys(each.name for each in variables if each.is_item))
     others = list(dict.fromkeys(f"`{each.name}`" for each in variables if not (each.dropped or each.is_item)))
     ways = [f"del {', '.join(deleted)}" if deleted else "", *(f"{name} = None" for name in items)]
-    what = _listed([*filter(None, ways), *([f"drop {_listed(others)}"] if others else [])])
+    what = listed([*filter(None, ways), *([f"drop {listed(others)}"] if others else [])])
     return f"{what} after the loss, if nothing reads {'it' if len(deleted + items + others) == 1 else 'them'} later"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _unneeded(run: TrainingRun) -> tuple[Mask, Column]:

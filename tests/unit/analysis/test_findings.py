@@ -936,22 +936,32 @@ EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "mask", "why"),
+    ("dtype", "width", "mask", "disabled", "why"),
     [
-        ("float32", 32, None, "q, k and v are float32"),
-        ("bfloat16", 512, None, "the head size is 512"),
-        ("bfloat16", 32, (2, 1, 16, 20), "it was given an attn_mask"),
-        ("bfloat16", 32, None, "do not take its arguments on this device"),
+        ("float32", 32, None, "", "q, k and v are float32"),
+        ("bfloat16", 512, None, "", "the head size is 512"),
+        ("bfloat16", 32, (2, 1, 16, 20), "", "it was given an attn_mask"),
+        ("bfloat16", 32, None, "", "do not take its arguments on this device"),
+        (
+            "bfloat16",
+            32,
+            None,
+            "flash",
+            "kernel, which keeps 8.8 KiB for backward: the script disabled the flash kernel.",
+        ),
+        ("bfloat16", 512, None, "flash, cuDNN", "at most 256; the script disabled the flash and cuDNN kernels."),
     ],
 )
 def test_why_another_attention_kernel_did_not_run(
-    dtype: str, width: int, mask: tuple[int, ...] | None, why: str
+    dtype: str, width: int, mask: tuple[int, ...] | None, disabled: str, why: str
 ) -> None:
     story = Story(weight=10)
     story.begin(0, Phase.FORWARD)
     story.tensor(
         Fact.OUTPUT, 0x2000, 9000, EFFICIENT, module="block.3", dtype=dtype, shape=shape_text((2, 4, 16, width))
     )
+    if disabled:
+        story.fact(Fact.DISABLED, 0x2000, disabled)
     for shape in filter(None, ((2, 4, 16, width), mask)):
         story.fact(Fact.SAVED, 0x2000, EFFICIENT, dtype=dtype, shape=shape_text(shape))
     story.enter(Phase.BACKWARD)
