@@ -122,6 +122,7 @@ class ScriptListener:
             Do.BEGIN_STEP: (self.begin_step,),
             Do.SEE_MODEL: (self._see_model,),
             Do.LOOK: (self.variables.note,),
+            Do.LOOK_INSIDE: (self.variables.note_inside,),
             Do.OBSERVE: (self.forward.enter, depth.make_room),
             Do.OBSERVE_AGAIN: (partial(self.forward.enter, recomputing=True), depth.make_room),
             Do.LEAVE_OPS: (self.forward.leave,),
