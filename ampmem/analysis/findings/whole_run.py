@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,8 +17,8 @@ from ampmem.analysis.out_of_memory import failure_position
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.errors import UsageError
-from ampmem.events import OTHER_THREADS, Action, Fact, Phase
-from ampmem.names import INPUT
+from ampmem.events import OTHER_THREADS, PLACED, Action, Fact, Phase
+from ampmem.names import INPUT, of_all_layers
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import SourceKind
 
@@ -285,8 +285,11 @@ def larger_step(run: TrainingRun) -> Finding | None:
     )
     if not (run.notable(added) or other):
         return None
-    fresh = analysis.lifetimes.alive_at(now) & ~analysis.lifetimes.alive_at(before) & analysis.classes.of(most)
-    what = f"{format_bytes(added)} more in `{most}` (largest: {', '.join(run.largest(fresh, 1))})"
+    what = (
+        f"{format_bytes(added)} more in `{most}` ({'; '.join(_newcomers(run, analysis.classes.of(most), before, now))})"
+    )
+    graphs, others = _graphs(run, place, now), _graphs(run, good, before)
+    other += f"; {graphs} graphs are alive, and {others} then" if graphs > max(others, 1) else ""
     return Finding(
         code="larger-step",
         severity="info",
@@ -302,6 +305,35 @@ def larger_step(run: TrainingRun) -> Finding | None:
             if size != was[category]
         ),
     )
+
+
+def _newcomers(run: TrainingRun, mine: Mask, before: int, now: int) -> Iterator[str]:
+    """Of the allocations in ``mine`` the largest new one, and what the module and the holder with most more have."""
+    lifetimes, facts = run.analysis.lifetimes, run.analysis.facts
+    was, live = (np.where(mine & lifetimes.alive_at(at), lifetimes.bytes, 0) for at in (before, now))
+    fresh = (live > 0) & (was == 0)
+    yield f"largest: {', '.join(run.largest(fresh, 1))}"
+    more: Counter[str] = Counter()
+    for module, size in zip(lifetimes.module.tolist(), (live - was).tolist(), strict=True):
+        more[of_all_layers(run.text(module)).strip("*")] += size
+    rows = np.isin(facts.fact, (*PLACED, Fact.ATTRIBUTE)) & fresh[facts.allocation]
+    held: Counter[str] = Counter()
+    for name, allocation in np.unique(np.stack([facts.name[rows], facts.allocation[rows]]), axis=1).T.tolist():
+        held[_ITEM.sub("", run.text(name))] += int(live[allocation])
+    del more[""]
+    for words, sizes in (("in {}", more), ("held by `{}`", held)):
+        for name, size in sizes.most_common(1):
+            if run.notable(size):
+                yield f"{format_bytes(size)} of it {words.format(name)}"
+
+
+def _graphs(run: TrainingRun, place: int, peak: int) -> int:
+    """How many forwards' graphs are alive when forward of the step at ``place`` ends; if it does not, at its peak."""
+    facts, born = run.analysis.facts, run.analysis.lifetimes.born_ns
+    over = run.analysis.marks[place].after_forward
+    position = peak if over is None else run.analysis.timeline.position(over)
+    starts = np.unique(facts.time_ns[facts.fact == Fact.INPUT])
+    return len(np.unique(np.searchsorted(starts, born[run.kept_by_autograd(position)])))
 
 
 def _kind_of(run: TrainingRun, places: Collection[_Place]) -> tuple[str, str]:

@@ -281,11 +281,6 @@ def _is_optimizer(owner: Any) -> bool:
     return called or all(any(key in kind.__dict__ for kind in kinds) for key in ("step", "zero_grad"))
 
 
-def names_of_holders(tensors: list[Tensor]) -> list[str]:
-    """The name of each tensor's holder, as in :func:`holders_of`, without the script's variables."""
-    return [name for name, _ in holders_of(tensors, {})]
-
-
 def holders_of(
     items: Sequence[Tensor | nn.Module], variables: Mapping[int, _Variable], optimizers: dict[int, Any] | None = None
 ) -> list[_Variable]:
