@@ -161,6 +161,11 @@ class Forced:
         help="Give FSDP a mixed-precision policy: parameters in bfloat16, gradients reduced in float32.",
     )
     no_prefetch: bool = _forced(False, "--force-no-prefetch", help="Have FSDP prefetch no parameters in backward.")
+    gradient_sync: bool = _forced(
+        False,
+        "--force-gradient-sync",
+        help="Have FSDP reduce gradients in each backward, also under no_sync and set_requires_gradient_sync(False).",
+    )
     bfloat16: bool = _forced(False, "--precision", Precision.AMP.value, "--dtype", AutocastDtype.BF16.value)
 
     def kinds(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ampmem.analysis.analyse import analyse
 from ampmem.analysis.blocks import Blocks, blocks_of
 from ampmem.analysis.changes import CHANGES, MEMORY_BUDGETS, Combined, Script, Trial, alone, changes_in, computing
 from ampmem.analysis.findings.base import TrainingRun
-from ampmem.analysis.findings.training_loop import gradients_through_forward
+from ampmem.analysis.findings.training_loop import gradients_through_forward, unreduced_gradients
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, JsonDocument, OneOf, Positive, Signed, like, schema_of_printed
 from ampmem.analysis.layers import outside_in
@@ -62,6 +62,7 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
         device_name=recording.run.device_name,
         replicated=several and not sharded,
         sharded=several and sharded,
+        unreduced=unreduced_gradients(run) is not None,
     )
 
 

@@ -65,6 +65,8 @@ class Script:
     """Whether the script trains on several ranks, each with all parameters."""
     sharded: bool = False
     """Whether the script trains on several ranks, each with a shard of some parameters."""
+    unreduced: bool = False
+    """Whether whole gradients of sharded parameters outlive the backward that made them."""
     ranks: tuple[int, ...] = ()
     """The ranks as which the changes are run; empty where the script runs in one process."""
     stages: tuple[tuple[str, ...], ...] = ()
@@ -335,6 +337,16 @@ CHANGES = (
         name="no prefetch in backward",
         cost="backward waits for each all-gather",
         code="each.set_modules_to_backward_prefetch([each])  # of all sharded modules; FSDP1: backward_prefetch=None",
+        combined=Combined.OF_RANKS,
+    ),
+    Change(
+        field="gradient_sync",
+        allow="gradient-sync",
+        about="FSDP that reduces gradients in each backward, if the script leaves that out",
+        tried=lambda script: script.unreduced or None,
+        name="gradients reduced in each backward",
+        cost="reduces the gradients of each micro-batch",
+        code="model.set_requires_gradient_sync(True)  # in each micro-batch; FSDP1: no no_sync()",
         combined=Combined.OF_RANKS,
     ),
     Change(

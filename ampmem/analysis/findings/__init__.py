@@ -68,6 +68,7 @@ FORCED_BY_ADVISE: Mapping[str, str] = {
     "gradients-through-forward": "gradients",
     "fp32-activations": "loss",
     "reduce-buckets": "bucket-view",
+    "unreduced-gradients": "gradient-sync",
 }
 """By code: the names that ``ampmem advise --allow`` has for the changes that the finding suggests."""
 

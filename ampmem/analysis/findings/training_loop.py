@@ -634,15 +634,15 @@ def reduce_buckets(run: TrainingRun) -> Finding | None:
 
 def unreduced_gradients(run: TrainingRun) -> Finding | None:
     """Whole gradients of sharded parameters outlive the backward that made them, since it does not reduce them."""
-    lifetimes = run.analysis.lifetimes
-    kept = _for(run, Communication.UNSHARDED_GRADIENTS) & lifetimes.alive_at(run.peak)
-    kept &= lifetimes.died_ns > _phase_ends(run)
+    lifetimes, ends = run.analysis.lifetimes, _phase_ends(run)
+    whole = _for(run, Communication.UNSHARDED_GRADIENTS) & (lifetimes.died_ns > ends)
+    kept = whole & lifetimes.alive_at(run.peak)
     size = run.bytes_of(kept)
     if not size:
         return None
+    shards = sum(record.bytes for record in run.recording.parameters if record.trainable)
     return Finding(
         code="unreduced-gradients",
-        severity="info",
         section=Section.PEAK,
         message=f"{format_bytes(size)} at {run.instant} are whole gradients of sharded parameters, which a backward "
         "under set_requires_gradient_sync(False), or no_sync(), leaves unreduced: each rank has them in full.",
@@ -650,6 +650,13 @@ def unreduced_gradients(run: TrainingRun) -> Finding | None:
         change="leave out set_requires_gradient_sync(False): then each micro-batch reduces its gradients, which takes "
         "communication, and each rank keeps its share of them",
         evidence=run.largest(kept),
+        # If no backward reduces, no update has gradients, and the change would also make the optimizer's state.
+        off_peak=run.off_peak(
+            np.where(whole, lifetimes.bytes, 0), run.analysis.timeline.positions(ends) + 1, but=shards
+        )
+        if run.analysis.classes.of(Category.GRADIENTS).any()
+        else None,
+        least=True,
     )
 
 

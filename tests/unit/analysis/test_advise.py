@@ -680,6 +680,9 @@ def test_changes_of_how_ranks_train_are_tried_where_there_are_ranks() -> None:
     replicated, sharded = replace(SCRIPT, replicated=True), replace(SCRIPT, sharded=True)
     assert of_ranks & set(search(None, allowed=EVERY, script=replicated)) == {Forced(bucket_view=True)}
     assert of_ranks & set(search(None, allowed=EVERY, script=sharded)) == of_ranks - {Forced(bucket_view=True)}
+    unreduced = Forced(gradient_sync=True)
+    assert unreduced in search(None, allowed=EVERY, script=replace(sharded, unreduced=True))
+    assert unreduced not in search(None, allowed=EVERY, script=sharded)
 
 
 def test_resharding_is_combined_with_no_prefetch_which_saves_nothing_alone() -> None:
