@@ -167,6 +167,7 @@ class Forced:
         help="Have FSDP reduce gradients in each backward, also under no_sync and set_requires_gradient_sync(False).",
     )
     bfloat16: bool = _forced(False, "--precision", Precision.AMP.value, "--dtype", AutocastDtype.BF16.value)
+    low_weights: bool = _forced(False, "--precision", Precision.BF16.value)
 
     def kinds(self) -> tuple[str, ...]:
         """The names of the fields that change something."""

@@ -50,6 +50,7 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
         trained_bytes=sum(parameter.bytes for parameter in recording.parameters if parameter.trainable),
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
+        no_low_weights=_no_low_weights(recording),
         no_loss=None if compiles or any("nll_loss" in text for text in recording.texts) else _NO_LOSS,
         no_fused=_no_implementation(recording, "fused"),
         no_foreach=_no_implementation(recording, "foreach"),
@@ -133,10 +134,14 @@ def blocks_of_ranks(blocks: Iterable[Blocks | None]) -> Blocks | None:
 
 
 def _no_precision(recording: Recording) -> str | None:
+    if recording.precision.name in AUTOCAST_PRECISIONS and not recording.precision.forced:
+        return f"the script already uses autocast, with {recording.precision.dtype}"
+    return _no_low_weights(recording)
+
+
+def _no_low_weights(recording: Recording) -> str | None:
     if recording.precision.forced:
         return f"every run already has the precision {recording.precision.name}"
-    if recording.precision.name in AUTOCAST_PRECISIONS:
-        return f"the script already uses autocast, with {recording.precision.dtype}"
     others = {parameter.dtype for parameter in recording.parameters} - {"float32"}
     return f"the script's parameters are {', '.join(sorted(others))}, not float32" if others else None
 

@@ -43,6 +43,8 @@ class Script:
     """Samples that the DataLoader puts into a batch; ``None`` where no DataLoader was seen to make the last batch."""
     no_precision: str | None = None
     """Why autocast in bfloat16 is not tried; ``None`` where it is tried."""
+    no_low_weights: str | None = None
+    """Why weights in bfloat16 are not tried; ``None`` where they are tried."""
     no_loss: str | None = None
     """Why the loss is not tried in chunks; ``None`` where it is tried."""
     no_fused: str | None = None
@@ -372,6 +374,17 @@ CHANGES = (
         code=_autocast,
         combined=Combined.COSTLY,
         refused=lambda _, script: script.no_precision,
+        computes=True,
+    ),
+    Change(
+        field="low_weights",
+        allow="16-bit-weights",
+        about="weights in bfloat16 in place of autocast, tried alone",
+        tried=lambda _: True,
+        name="weights in bfloat16",
+        cost="rounds weights and updates to bfloat16, without FP32 master copies",
+        code="model.to(torch.bfloat16)  # before its optimizer is made, and batches; without autocast",
+        refused=lambda _, script: script.no_low_weights,
         computes=True,
     ),
     Change(

@@ -150,6 +150,13 @@ def test_gradients_that_no_backward_reduces_are_whole() -> None:
         assert not [each for each in findings(after) if each.code == "unreduced-gradients"]
 
 
+@pytest.mark.parametrize("wrap", [FSDP2.format(""), FSDP1.format(", use_orig_params=True")])
+def test_master_copies_of_weights_in_bfloat16_are_those_of_the_ranks_shard(wrap: str) -> None:
+    shard = 3 * (100 * 400 + 400 + 400 * 100 + 100) // 4
+    said = f"computed: 4 B for each of the {shard:,} parameters of AdamW on this device"
+    assert [note for note in recorded("--precision bf16", wrap).remarks if said in note]
+
+
 REFUSED = {
     "no wrapper": ("--force-bucket-view", "", "the script does not call DistributedDataParallel"),
     "views already": (
