@@ -123,9 +123,9 @@ class Change:
     field: str
     allow: str
     about: str
-    tried: Callable[[Script], Any]
     name: str | Callable[[Any, Script], str]
     code: str | Callable[[Any, Script], tuple[str, ...]]
+    tried: Callable[[Script], Any] = lambda _: True
     cost: str | Callable[[Any, Script, Trial], str | None] = ""
     combined: Combined = Combined.BY_ITSELF
     refused: Callable[[Any, Script], str | None] = lambda *_: None
@@ -214,7 +214,6 @@ CHANGES = (
         field="offload",
         allow="offload",
         about="saved tensors in CPU memory",
-        tried=lambda _: True,
         name="offload saved tensors",
         cost=_moved,
         code="with torch.autograd.graph.save_on_cpu():  # around the call of model, not backward",
@@ -236,7 +235,6 @@ CHANGES = (
         field="fused",
         allow="fused",
         about="optimizers with fused=True",
-        tried=lambda _: True,
         name="fused=True",
         cost="fewer kernels",
         code=_with_argument("fused=True"),
@@ -368,7 +366,6 @@ CHANGES = (
         field="bfloat16",
         allow="precision",
         about="autocast to bfloat16",
-        tried=lambda _: True,
         name="autocast bfloat16",
         cost="rounds results to bfloat16",
         code=_autocast,
@@ -380,7 +377,6 @@ CHANGES = (
         field="low_weights",
         allow="16-bit-weights",
         about="weights in bfloat16 in place of autocast, tried alone",
-        tried=lambda _: True,
         name="weights in bfloat16",
         cost="rounds weights and updates to bfloat16, without FP32 master copies",
         code="model.to(torch.bfloat16)  # before its optimizer is made, and batches; without autocast",

@@ -30,7 +30,8 @@ _KERNELS = {
     "flash": ("aten::_scaled_dot_product_flash_attention",),
     _FLEX: ("aten::flex_attention", "FlexAttentionAutogradOp"),
 }
-"""The ops that save for backward, by kernel; the first two run only where those after them cannot."""
+"""The ops that save for backward, by kernel; those of :data:`_SLOW` run only where the others cannot."""
+_SLOW = ("math", "memory-efficient")
 _WIDEST = 256
 """The largest head size of the flash and cuDNN kernels."""
 _ALIGNED = 8
@@ -74,14 +75,18 @@ def attention_kernel(run: TrainingRun) -> Finding | None:
         return None
     lifetimes, least = run.analysis.lifetimes, _SHARE * int(run.analysis.timeline.total[run.peak])
     alive = lifetimes.alive_at(run.kept_most)
-    kept = {kernel: mine for kernel, ops in _KERNELS.items() if run.bytes_of(mine := _ever(run, *ops) & alive) >= least}
+    kept = {
+        kernel: mine
+        for kernel, ops in _KERNELS.items()
+        if run.bytes_of(mine := _ever(run, *ops) & alive) >= least
+        and (kernel not in _SLOW or _shapes(run, Fact.OUTPUT, ops[0]))
+    }
     if not kept:
         return None
     kernel, mine = next(iter(kept.items()))
     refusal = _refusal(run, kernel, mine)
     first, *others = (_said(run, *each) for each in kept.items())
     return Finding(
-        code="attention-kernel",
         section=Section.ACTIVATIONS,
         message=f"{'; '.join([f'{first}: {refusal.why}' if refusal.why else first, *others])}.",
         bytes=run.bytes_of(mine),
@@ -105,10 +110,10 @@ def _said(run: TrainingRun, kernel: str, mine: Mask) -> str:
 
 def _refusal(run: TrainingRun, kernel: str, mine: Mask) -> _Refusal:
     """Why no kernel ran that keeps less, or is faster, than ``kernel``; empty if there is none."""
-    calls = _shapes(run, Fact.OUTPUT, _KERNELS[kernel][0])
-    if kernel not in ("math", "memory-efficient") or not calls:
+    if kernel not in _SLOW:
         return _Refusal(why="", change="nothing to change: this kernel keeps no attention weights")
-    refusal = _math_refusal(run, calls[0]) if kernel == "math" else _efficient_refusal(run, calls[0])
+    call = _shapes(run, Fact.OUTPUT, _KERNELS[kernel][0])[0]
+    refusal = _math_refusal(run, call) if kernel == "math" else _efficient_refusal(run, call)
     on_cpu = run.recording.run.device_type == "cpu"
     faster = [each for each in FUSED_ATTENTION if each != kernel and not (on_cpu and each != "flash")]
     disabled = [each for each in faster if each in _disabled(run, mine)]
@@ -119,10 +124,8 @@ def _refusal(run: TrainingRun, kernel: str, mine: Mask) -> _Refusal:
     if refusal.known or (kernel == "math" and not (fused or on_cpu)):
         spared = (0, 1) if fused and not refusal.change.startswith(_REDUCED) else refusal.saves
         return replace(refusal, why=f"{refusal.why}; {said}", saves=spared)
-    doubles = "float64" in _seen(run, Fact.OUTPUT, _MATH, "dtype")
-    return _Refusal(
-        why=said, change=_ALLOW, saves=_of_weights(run, calls[0]) if fused and not (on_cpu or doubles) else (0, 1)
-    )
+    fused = fused and not on_cpu and "float64" not in _seen(run, Fact.OUTPUT, _MATH, "dtype")
+    return _Refusal(why=said, change=_ALLOW, saves=_of_weights(run, call) if fused else (0, 1))
 
 
 def _disabled(run: TrainingRun, mine: Mask) -> set[str]:
@@ -134,9 +137,10 @@ def _disabled(run: TrainingRun, mine: Mask) -> set[str]:
 
 def _of_weights(run: TrainingRun, weights: tuple[int, ...]) -> tuple[int, int]:
     """The share of attention weights of this shape that a fused kernel saves: it keeps its result instead."""
-    batch_heads_queries, keys = weights[:3], weights[3]
-    width, queries = max(_widths(run, weights), default=keys), batch_heads_queries[2]
-    kept = queries * width + 2 * math.ceil(queries / _PADDED) * _PADDED  # those numbers may be of a wider type
+    _, _, queries, keys = weights
+    kept = (
+        queries * max(_widths(run, weights), default=keys) + 2 * math.ceil(queries / _PADDED) * _PADDED
+    )  # those numbers may be of a wider type
     return max(queries * keys - kept, 0), queries * keys
 
 
@@ -155,7 +159,6 @@ def attention_masks(run: TrainingRun) -> Finding | None:
     alive = others & lifetimes.alive_at(position)
     low = run.text(run.analysis.tensors.dtype[np.flatnonzero(others)[0]])
     return Finding(
-        code="attention-masks",
         section=Section.ACTIVATIONS,
         message=f"{np.count_nonzero(alive) + 1} calls of F.scaled_dot_product_attention each keep a mask of their own, "
         f"{format_bytes(run.bytes_of(alive))} more than one: a boolean attn_mask is converted in each call.",

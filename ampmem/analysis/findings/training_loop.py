@@ -67,7 +67,6 @@ def foreach_temporaries(run: TrainingRun) -> Finding | None:
         ]
     best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
     return Finding(
-        code="foreach-temporaries",
         section=Section.TIMELINE,
         message=f"{format_bytes(temporaries)} at {run.instant} are temporaries of {optimizer.class_name}'s foreach "
         "update.",
@@ -196,7 +195,6 @@ def gradients_through_forward(run: TrainingRun) -> Finding | None:
 def _gradients_finding(run: TrainingRun, gradients: _Gradients, mine: Column, how: str, change: str) -> Finding:
     size = int(run.analysis.lifetimes.bytes[mine].sum())
     return Finding(
-        code="gradients-through-forward",
         section=Section.TIMELINE,
         message=f"{format_bytes(size)} of gradients {how}",
         bytes=size,
@@ -356,7 +354,6 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         names.append("others")
     gone = unneeded & dropped if shown else unneeded
     return Finding(
-        code="outputs-kept",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although backward does not "
         f"need them: they are held by {listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
@@ -531,7 +528,6 @@ def no_grad_missing(run: TrainingRun) -> Finding | None:
     over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
     held = run.with_fact(Fact.VARIABLE) > 0  # those stay
     return Finding(
-        code="no-grad-missing",
         severity="advice",
         section=Section.ACTIVATIONS,
         message=f"{format_bytes(run.bytes_of(alive))} at {at} are activations that no backward uses: {line} ran with "
@@ -589,7 +585,6 @@ def predictions_kept(run: TrainingRun) -> Finding | None:
     on_cpu = run.recording.run.device_type == "cpu"
     moved = "" if on_cpu else "move each result to the CPU before it is kept (.cpu()), or "
     return Finding(
-        code="predictions-kept",
         severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(run.bytes_of(alive))} at {at} are results of earlier batches of an evaluation: "
@@ -620,7 +615,6 @@ def reduce_buckets(run: TrainingRun) -> Finding | None:
     since, born = run.analysis.timeline.positions(_phase_ends(run)), run.analysis.lifetimes.born[gradients]
     since[gradients] = np.minimum(since[gradients], np.append(born, [since.max(initial=0)] * 2)[2:] + 1)
     return Finding(
-        code="reduce-buckets",
         section=Section.PEAK,
         message=f"{format_bytes(size)} at {run.instant} are the buckets in which DistributedDataParallel reduces the "
         "gradients, beside the gradients themselves.",
@@ -642,7 +636,6 @@ def unreduced_gradients(run: TrainingRun) -> Finding | None:
         return None
     shards = sum(record.bytes for record in run.recording.parameters if record.trainable)
     return Finding(
-        code="unreduced-gradients",
         section=Section.PEAK,
         message=f"{format_bytes(size)} at {run.instant} are whole gradients of sharded parameters, which a backward "
         "under set_requires_gradient_sync(False), or no_sync(), leaves unreduced: each rank has them in full.",
@@ -687,7 +680,6 @@ def state_not_there_yet(run: TrainingRun) -> Finding | None:
         return None
     come = f"{format_bytes(to_come)} of it" if to_come else "all of it (Adam: 8 bytes per parameter)"
     return Finding(
-        code="state-not-there-yet",
         severity="info",
         section=Section.STATIC_MODEL,
         message=f"the loss scaler has skipped every update so far, so there is no optimizer state yet: {come} will "

@@ -29,7 +29,6 @@ def residual(run: TrainingRun) -> Finding | None:
     if conservation.breach is None:
         return None
     return Finding(
-        code="residual",
         severity="warning",
         section=Section.PEAK,
         message=f"{conservation.breach}: memory was allocated or freed where ampmem did not see it, so some of the "
@@ -49,7 +48,6 @@ def out_of_memory(run: TrainingRun) -> Finding | None:
     end = "" if oom.ended_the_run else " The script went on."
     device = "the device" if oom.recorded else f"cuda:{oom.device} (not the recorded device)"
     return Finding(
-        code="out-of-memory",
         severity="warning",
         section=Section.OUT_OF_MEMORY,
         message=f"{device} ran out of memory in {oom.where}, where {format_bytes(oom.asked)} were requested{times}: "
@@ -102,7 +100,6 @@ def fragmentation(run: TrainingRun) -> Finding | None:
     if proven and saved < least:
         return None
     return Finding(
-        code="fragmentation",
         severity="advice" if proven else "info",
         section=Section.TIMELINE,
         message=f"the allocator reserves up to {format_bytes(reserved)}, {format_bytes(idle)} more than is ever "
@@ -225,7 +222,6 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
     most = "" if ordered[0].holder else f" Most of it was made by {_place_in_words(run, ordered[0])}."
     what, change = _kind_of(run, places)
     return Finding(
-        code="steady-growth",
         severity="warning",
         section=Section.TIMELINE,
         message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}{held}: {what}.{most}",
@@ -291,7 +287,6 @@ def larger_step(run: TrainingRun) -> Finding | None:
     graphs, others = _graphs(run, place, now), _graphs(run, good, before)
     other += f"; {graphs} graphs are alive, and {others} then" if graphs > max(others, 1) else ""
     return Finding(
-        code="larger-step",
         severity="info",
         section=Section.STEPS,
         message=f"step {steps[place].index} {'ran out of memory' if run.unfinished else 'takes more'}, where step "
@@ -386,7 +381,6 @@ def _new_parameters(run: TrainingRun, steps: Sequence[int]) -> Finding | None:
     last = int(made[-1])
     by = _made_by(run.text(lifetimes.op[last]), "", run.text(lifetimes.stack[last]).splitlines())
     return Finding(
-        code="steady-growth",
         severity="warning",
         section=Section.TIMELINE,
         message=f"every step gives an optimizer new parameters: they and their state took {format_bytes(grown[-1])} "
@@ -414,7 +408,6 @@ def _nameless(steps: Sequence[int], grown: Sequence[int], once: str, *, own: boo
         who = f"the variable `{once}` held it once; what holds it now was not seen, as the function of a hook."
         where = "look for a function that keeps it (a hook registered in each step)"
     return Finding(
-        code="steady-growth",
         severity="info",
         section=Section.TIMELINE,
         message=f"memory of unknown origin grows with every step, in the last one by {format_bytes(grown[-1])}: {who}",
