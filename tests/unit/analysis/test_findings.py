@@ -1,6 +1,6 @@
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -330,12 +330,22 @@ def with_a_number() -> set[str]:
     """The codes of the findings that may say what their change takes off, as the source of the checks has it."""
     found = set()
     for check in (*CHECKS, *OF_INFERENCE):
-        for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(check) or check))):
+        for node in nodes_of(check, set()):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
                 given = {word.arg: ast.unparse(word.value) for word in node.keywords}
                 if "advice" in given.get("severity", "advice") or {"off_peak", "off_reserved"} & given.keys():
-                    found.add(ast.literal_eval(given["code"]))
+                    found.add(check.__name__.replace("_", "-"))
     return found
+
+
+def nodes_of(function: Callable[..., object], seen: set[object]) -> Iterator[ast.AST]:
+    """The syntax of a function and of those of its module that it names."""
+    seen.add(function)
+    for node in ast.walk(ast.parse(inspect.getsource(function))):
+        yield node
+        named = getattr(inspect.getmodule(function), node.id, None) if isinstance(node, ast.Name) else None
+        if inspect.isfunction(named) and named.__module__ == function.__module__ and named not in seen:
+            yield from nodes_of(named, seen)
 
 
 def test_the_change_of_every_finding_with_a_number_is_made_in_a_test() -> None:
