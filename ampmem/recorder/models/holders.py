@@ -401,8 +401,8 @@ _NAMES = 2000
 """Namespaces with more names than this are not searched."""
 _ITEMS = 16
 """Maximum number of items or attributes searched per object; of a list the last ones."""
-_INSIDE = 256
-"""Maximum number of objects that are searched at each level below the variables."""
+_INSIDE = 4096
+"""Maximum number of objects that are looked at on each level below the variables, or a few more."""
 _TENSORS = 200
 """Maximum number of variables logged per search."""
 _NO_HOLDERS = frozenset(
@@ -573,24 +573,19 @@ class _Held:
 
     def inside(self, values: list[Any]) -> Iterator[tuple[int, str, torch.Tensor]]:
         """As :meth:`tensors`, with what objects and modules inside the values hold, :data:`_DEPTH` levels deep."""
-        level = [(place, "", value) for place, value in enumerate(values)]
+        level: list[tuple[int, str, Any]] = [(place, "", value) for place, value in enumerate(values)]
         seen: set[int] = set()
-        for _ in range(_DEPTH):
-            for place, part, tensor in self.tensors([value for *_, value in level]):
-                yield level[place][0], f"{level[place][1]}{part}", tensor
-            level = list(islice(self._below(level, seen), _INSIDE))
-
-    def _below(self, level: list[tuple[int, str, Any]], seen: set[int]) -> Iterator[tuple[int, str, Any]]:
-        """The objects in those of a ``level`` that are not yet ``seen``; of modules their tensors, too."""
-        for (place, path, value), items in zip(level, self._of(value for *_, value in level), strict=True):
-            module = issubclass(type(value), nn.Module)
-            if id(value) not in seen and items is not _itself and (items or module):
-                seen.add(id(value))
-                inside = _of_module(value) if module else items(value)
-                for (key, item), kind in zip(inside, self._of(item for _, item in inside), strict=True):
-                    part = _part(type(value), key)
-                    if part is not None and (module if kind is _itself else kind or issubclass(type(item), nn.Module)):
-                        yield place, f"{path}{part}", item
+        for _ in range(_DEPTH + 1):
+            below: list[tuple[int, str, Any]] = []
+            for (place, path, value), items in zip(level, self._of(value for *_, value in level), strict=True):
+                if items is _itself:
+                    yield place, path, value
+                elif len(below) < _INSIDE and id(value) not in seen:
+                    seen.add(id(value))
+                    find = _of_module if issubclass(type(value), nn.Module) else items
+                    parts = ((_part(type(value), key), item) for key, item in (find(value) if find else ()))
+                    below += ((place, f"{path}{part}", item) for part, item in parts if part is not None)
+            level = below
 
     def _of(self, values: Iterable[Any]) -> list[Any]:
         """What returns the items of each of ``values``. Loops in C, since most values hold nothing."""
