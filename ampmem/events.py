@@ -121,6 +121,8 @@ class Fact(IntEnum):
     """Held by a module's attribute ``name`` (a path) when the recording ends; neither a parameter nor a buffer."""
     COMPILED = 25
     """Code that torch.compile generated made this :attr:`CAST_COPY`."""
+    DISABLED = 26
+    """Returned by an op of attention while the script had disabled the kernels ``name``, such as ``flash, cuDNN``."""
 
 
 PLACED = (Fact.HELD, Fact.VARIABLE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -134,6 +134,11 @@ def format_count(count: int | None) -> str:
 def counted(count: int, what: str) -> str:
     """``1 stream``, ``2 streams``, ``1,000 streams``."""
     return f"{format_count(count)} {what}{'' if count == 1 else 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """The words as a list: ``a, b and c``."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def format_duration(nanoseconds: int) -> str:

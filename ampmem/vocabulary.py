@@ -53,6 +53,8 @@ COMPILED = "compiled"
 """The folder of ampmem's cache for what ``torch.compile`` makes for simulated GPUs."""
 LOW_PRECISION = ("bfloat16", "float16")
 """The names of the types that autocast casts to."""
+FUSED_ATTENTION = ("flash", "memory-efficient", "cuDNN")
+"""The kernels of ``scaled_dot_product_attention`` that a script can disable, besides the math kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,13 @@ class Forced:
         help="Give FSDP a mixed-precision policy: parameters in bfloat16, gradients reduced in float32.",
     )
     no_prefetch: bool = _forced(False, "--force-no-prefetch", help="Have FSDP prefetch no parameters in backward.")
+    gradient_sync: bool = _forced(
+        False,
+        "--force-gradient-sync",
+        help="Have FSDP reduce gradients in each backward, also under no_sync and set_requires_gradient_sync(False).",
+    )
     bfloat16: bool = _forced(False, "--precision", Precision.AMP.value, "--dtype", AutocastDtype.BF16.value)
+    low_weights: bool = _forced(False, "--precision", Precision.BF16.value)
 
     def kinds(self) -> tuple[str, ...]:
         """The names of the fields that change something."""

@@ -15,7 +15,7 @@ from ampmem.analysis.analyse import analyse
 from ampmem.analysis.blocks import Blocks, blocks_of
 from ampmem.analysis.changes import CHANGES, MEMORY_BUDGETS, Combined, Script, Trial, alone, changes_in, computing
 from ampmem.analysis.findings.base import TrainingRun
-from ampmem.analysis.findings.training_loop import gradients_through_forward
+from ampmem.analysis.findings.training_loop import gradients_through_forward, unreduced_gradients
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, JsonDocument, OneOf, Positive, Signed, like, schema_of_printed
 from ampmem.analysis.layers import outside_in
@@ -50,6 +50,7 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
         trained_bytes=sum(parameter.bytes for parameter in recording.parameters if parameter.trainable),
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
+        no_low_weights=_no_low_weights(recording),
         no_loss=None if compiles or any("nll_loss" in text for text in recording.texts) else _NO_LOSS,
         no_fused=_no_implementation(recording, "fused"),
         no_foreach=_no_implementation(recording, "foreach"),
@@ -62,6 +63,7 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
         device_name=recording.run.device_name,
         replicated=several and not sharded,
         sharded=several and sharded,
+        unreduced=unreduced_gradients(run) is not None,
     )
 
 
@@ -132,10 +134,14 @@ def blocks_of_ranks(blocks: Iterable[Blocks | None]) -> Blocks | None:
 
 
 def _no_precision(recording: Recording) -> str | None:
+    if recording.precision.name in AUTOCAST_PRECISIONS and not recording.precision.forced:
+        return f"the script already uses autocast, with {recording.precision.dtype}"
+    return _no_low_weights(recording)
+
+
+def _no_low_weights(recording: Recording) -> str | None:
     if recording.precision.forced:
         return f"every run already has the precision {recording.precision.name}"
-    if recording.precision.name in AUTOCAST_PRECISIONS:
-        return f"the script already uses autocast, with {recording.precision.dtype}"
     others = {parameter.dtype for parameter in recording.parameters} - {"float32"}
     return f"the script's parameters are {', '.join(sorted(others))}, not float32" if others else None
 

@@ -43,6 +43,8 @@ class Script:
     """Samples that the DataLoader puts into a batch; ``None`` where no DataLoader was seen to make the last batch."""
     no_precision: str | None = None
     """Why autocast in bfloat16 is not tried; ``None`` where it is tried."""
+    no_low_weights: str | None = None
+    """Why weights in bfloat16 are not tried; ``None`` where they are tried."""
     no_loss: str | None = None
     """Why the loss is not tried in chunks; ``None`` where it is tried."""
     no_fused: str | None = None
@@ -65,6 +67,8 @@ class Script:
     """Whether the script trains on several ranks, each with all parameters."""
     sharded: bool = False
     """Whether the script trains on several ranks, each with a shard of some parameters."""
+    unreduced: bool = False
+    """Whether whole gradients of sharded parameters outlive the backward that made them."""
     ranks: tuple[int, ...] = ()
     """The ranks as which the changes are run; empty where the script runs in one process."""
     stages: tuple[tuple[str, ...], ...] = ()
@@ -119,9 +123,9 @@ class Change:
     field: str
     allow: str
     about: str
-    tried: Callable[[Script], Any]
     name: str | Callable[[Any, Script], str]
     code: str | Callable[[Any, Script], tuple[str, ...]]
+    tried: Callable[[Script], Any] = lambda _: True
     cost: str | Callable[[Any, Script, Trial], str | None] = ""
     combined: Combined = Combined.BY_ITSELF
     refused: Callable[[Any, Script], str | None] = lambda *_: None
@@ -210,7 +214,6 @@ CHANGES = (
         field="offload",
         allow="offload",
         about="saved tensors in CPU memory",
-        tried=lambda _: True,
         name="offload saved tensors",
         cost=_moved,
         code="with torch.autograd.graph.save_on_cpu():  # around the call of model, not backward",
@@ -232,7 +235,6 @@ CHANGES = (
         field="fused",
         allow="fused",
         about="optimizers with fused=True",
-        tried=lambda _: True,
         name="fused=True",
         cost="fewer kernels",
         code=_with_argument("fused=True"),
@@ -338,6 +340,16 @@ CHANGES = (
         combined=Combined.OF_RANKS,
     ),
     Change(
+        field="gradient_sync",
+        allow="gradient-sync",
+        about="FSDP that reduces gradients in each backward, if the script leaves that out",
+        tried=lambda script: script.unreduced or None,
+        name="gradients reduced in each backward",
+        cost="reduces the gradients of each micro-batch",
+        code="model.set_requires_gradient_sync(True)  # in each micro-batch; FSDP1: no no_sync()",
+        combined=Combined.OF_RANKS,
+    ),
+    Change(
         field="policy",
         allow="policy",
         about="FSDP with bfloat16 mixed precision",
@@ -354,12 +366,21 @@ CHANGES = (
         field="bfloat16",
         allow="precision",
         about="autocast to bfloat16",
-        tried=lambda _: True,
         name="autocast bfloat16",
         cost="rounds results to bfloat16",
         code=_autocast,
         combined=Combined.COSTLY,
         refused=lambda _, script: script.no_precision,
+        computes=True,
+    ),
+    Change(
+        field="low_weights",
+        allow="16-bit-weights",
+        about="weights in bfloat16 in place of autocast, tried alone",
+        name="weights in bfloat16",
+        cost="rounds weights and updates to bfloat16, without FP32 master copies",
+        code="model.to(torch.bfloat16)  # before its optimizer is made, and batches; without autocast",
+        refused=lambda _, script: script.no_low_weights,
         computes=True,
     ),
     Change(

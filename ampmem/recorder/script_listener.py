@@ -36,6 +36,7 @@ from ampmem.recorder.steering.precision import PrecisionSeen
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Actions, Do, EndStep, Enter, Say, SetMark, StepMachine
 from ampmem.recorder.torch_private.general import in_backward, never_compiled
+from ampmem.recording import MOST_STEPS
 from ampmem.vocabulary import Precision
 
 _RAN_ELSEWHERE = (
@@ -93,7 +94,7 @@ class ScriptListener:
         self.forward_ns = 0
         """Time when the last outermost forward began."""
         self._forwards: list[tuple[int, int, int | None]] = []
-        """Start, end (both in ns) and batch size of each outermost forward, as long as no backward has run."""
+        """Start, end (both in ns) and batch size of the first outermost forwards, as long as no backward has run."""
         self._batch_size: int | None = None
         """The batch size of the last outermost forward."""
         self._generation = -1
@@ -122,6 +123,7 @@ class ScriptListener:
             Do.BEGIN_STEP: (self.begin_step,),
             Do.SEE_MODEL: (self._see_model,),
             Do.LOOK: (self.variables.note,),
+            Do.LOOK_INSIDE: (self.variables.note_inside,),
             Do.OBSERVE: (self.forward.enter, depth.make_room),
             Do.OBSERVE_AGAIN: (partial(self.forward.enter, recomputing=True), depth.make_room),
             Do.LEAVE_OPS: (self.forward.leave,),
@@ -210,7 +212,8 @@ class ScriptListener:
         stepping = bool(self.update.stepping)
         self.act(self.machine.forward_ended(raised=raised, grad=torch.is_grad_enabled(), stepping=stepping))
         if not (raised or self._outcome.backwards):
-            self._forwards.append((self.forward_ns, time_ns(), self._batch_size))
+            if len(self._forwards) < MOST_STEPS:
+                self._forwards.append((self.forward_ns, time_ns(), self._batch_size))
             if self.models.generation != self._generation:  # the model may be gone at the script's end
                 self._generation = self.models.generation
                 self.models.records(lambda record: record)

@@ -51,6 +51,8 @@ class Do(Enum):
     """Note the parameters of the model that is about to run."""
     LOOK = auto()
     """Note which variables of the script hold memory."""
+    LOOK_INSIDE = auto()
+    """Note it, and what the objects in the variables hold: an evaluation may keep its results there."""
     OBSERVE = auto()
     """Start observing the ops of forward."""
     OBSERVE_AGAIN = auto()
@@ -371,7 +373,7 @@ class StepMachine:
             yield from self._look()
         elif (self.infers or not grad) and self._looks_at_evaluations < MOST_LOOKS_AT_EVALUATIONS:
             self._looks_at_evaluations += 1
-            yield Do.LOOK
+            yield Do.LOOK_INSIDE
         yield from self._begin_forward(grad=grad, observed=observed)
         yield Do.OBSERVE
 

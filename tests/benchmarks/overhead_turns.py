@@ -282,7 +282,7 @@ PARTS: dict[str, str] = {
     "names of the model": "recorder.models.models:Models.note",
     "the script's variables": "recorder.models.holders:Variables._note",
     "who holds what: the objects that are alive": "recorder.models.live:live_tensors",
-    "who holds what: their owners": "recorder.models.holders:names_of_holders",
+    "who holds what: their owners": "recorder.models.holders:holders_of",
     "who holds what: the rest": """recorder.models.holders:HolderLog.note recorder.models.holders:HolderLog.note_rest
         recorder.hooks.optimizers:OptimizerHooks.note_idle""",
     "marks: the allocator's statistics": "recorder.sources.cuda.source:CudaSource.mark",

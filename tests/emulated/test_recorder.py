@@ -564,6 +564,7 @@ def test_cublas_workspaces_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 ATTENTION = """
+import torch.nn.attention
 from torch.backends import cuda
 checkpoint = {"model": {"weight": torch.ones(1 << 20, device="cuda")}}
 layers = nn.ModuleList([nn.Linear(288, 288) for _ in range(2)]).cuda()
@@ -573,7 +574,9 @@ for _ in range(3):
     with torch.autocast("cuda", dtype=torch.bfloat16):
         for layer in layers:
             q = layer(x).unflatten(2, (8, 36)).transpose(1, 2)
-            x = x + nn.functional.scaled_dot_product_attention(q, q, q, mask).transpose(1, 2).flatten(2)
+            with nn.attention.sdpa_kernel([nn.attention.SDPBackend.MATH, nn.attention.SDPBackend.FLASH_ATTENTION]):
+                y = nn.functional.scaled_dot_product_attention(q, q, q, mask)
+            x = x + y.transpose(1, 2).flatten(2)
     x.square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -591,7 +594,7 @@ def test_who_holds_memory_and_why_attention_was_not_fused(tmp_path: Path, monkey
     assert held["checkpoint['model']['weight']"] == 4 << 20
     (said,) = (each for each in summary.findings if each.code == "attention-kernel")
     assert said.bytes == 2 * 2 * 8 * 256 * 256 * 4
-    assert "a multiple of 8, and it is 36" in said.message
+    assert "a multiple of 8, and it is 36; the script disabled the memory-efficient and cuDNN kernels" in said.message
 
 
 RANK = """

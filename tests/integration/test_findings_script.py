@@ -251,7 +251,7 @@ def test_growth(keep: bool) -> None:
         assert "outputs-kept" not in found
 
 
-@pytest.mark.parametrize("new", ["", "average", "batch"])
+@pytest.mark.parametrize("new", ["", "average", "batch", "graph"])
 def test_what_is_new_in_a_step_that_takes_more(new: str) -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -260,7 +260,10 @@ def test_what_is_new_in_a_step_that_takes_more(new: str) -> None:
 
     def step(number: int) -> None:
         optimizer.zero_grad()
-        model(torch.randn(sizes[number], 64)).square().mean().backward()
+        loss = model(torch.randn(sizes[number], 64)).square().mean()
+        if new == "graph" and number == 3:
+            loss = loss + model(torch.randn(sizes[number], 64)).square().mean()
+        loss.backward()
         optimizer.step()
         if new == "average" and number == 2:
             averages.extend(each.detach().clone() for each in model.parameters())
@@ -271,9 +274,12 @@ def test_what_is_new_in_a_step_that_takes_more(new: str) -> None:
         size = format_bytes(sum(each.nbytes for each in averages))
         assert "step 3 takes more, where step 2 peaked at " in found["larger-step"].message
         assert f"{size} more in `other` (largest: 64.0 KiB: " in found["larger-step"].message
+        assert f"; {size} of it held by `averages`)." in found["larger-step"].message
     if new == "batch":
         assert "(largest: 256.0 KiB: " in found["larger-step"].message  # of 256 times 256 numbers
         assert found["larger-step"].message.endswith("; the batch size is 256, and was 16.")
+    if new == "graph":
+        assert found["larger-step"].message.endswith("; 2 graphs are alive, and 1 then.")
 
 
 class Caching(nn.Linear):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -288,6 +289,17 @@ def test_both_see_the_same(make: Callable[[], Callable[[], object]], grad: str, 
     if make is on_one_tensor and grad == "inference":
         pytest.skip("sets the data of a parameter")
     assert len(same(in_region(make, grad, precision), inside=make is selective).ops) > 1
+
+
+def test_kernels_of_attention_that_the_script_disabled() -> None:
+    x = torch.randn(1, 2, 4, 8, device=DEVICE, requires_grad=True)
+
+    def run() -> object:
+        with sdpa_kernel([SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]):
+            y = F.scaled_dot_product_attention(x, x, x, torch.ones(4, 4, device=DEVICE, requires_grad=True))
+        return y, F.scaled_dot_product_attention(x, x, x)
+
+    assert run_facts(same(run), "DISABLED") == [("DISABLED", "flash, memory-efficient", "float32", "[1, 2, 4, 4]")]
 
 
 def test_inference_mode_leaves_autocast_on() -> None:

@@ -15,6 +15,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.errors import UsageError
 from ampmem.events import Phase, Recording
 from ampmem.names import FUNCTIONAL
+from ampmem.recorder import script_listener
 from ampmem.recording import read
 
 
@@ -126,6 +127,17 @@ def test_inference_in_code() -> None:
         "total": size,
     }
     assert [module.name for module in summary.modules][:1] == ["(model)"]
+
+
+def test_of_inference_so_many_forwards_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may serve for weeks before it is known that nothing trains."""
+    monkeypatch.setattr(script_listener, "MOST_STEPS", 2)
+    model, _ = make()
+    with ampmem.profile(model) as prof, torch.no_grad():
+        for _ in range(4):
+            model(torch.rand(4, 8))
+    assert [step.index for step in prof.summary().steps] == [0, 1]
+    assert prof.summary().conservation.residual_bytes == 0
 
 
 def test_what_ends_a_step_must_be_something() -> None:

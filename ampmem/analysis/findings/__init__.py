@@ -68,6 +68,7 @@ FORCED_BY_ADVISE: Mapping[str, str] = {
     "gradients-through-forward": "gradients",
     "fp32-activations": "loss",
     "reduce-buckets": "bucket-view",
+    "unreduced-gradients": "gradient-sync",
 }
 """By code: the names that ``ampmem advise --allow`` has for the changes that the finding suggests."""
 
@@ -93,12 +94,15 @@ def _checked(run: TrainingRun) -> dict[str, Finding]:
     of_steps = CHECKS if trains(run.recording) else OF_INFERENCE
     if not run.steps:
         of_steps = OF_A_FAILURE if run.at_failure and trains(run.recording) else ()
-    found = (check(run) for check in (whole_run.out_of_memory, whole_run.residual, *of_steps))
+    checks = (whole_run.out_of_memory, whole_run.residual, *of_steps)
+    found = (
+        replace(each, code=each.code or check.__name__.replace("_", "-"))
+        for check in checks
+        if (each := check(run)) is not None
+    )
     # Warnings are always shown, since something is wrong; others if their size is notable.
     return {
-        each.code: each
-        for each in found
-        if each is not None and (each.severity == "warning" or each.bytes is None or run.notable(each.bytes))
+        each.code: each for each in found if each.severity == "warning" or each.bytes is None or run.notable(each.bytes)
     }
 
 

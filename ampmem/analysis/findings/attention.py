@@ -1,9 +1,9 @@
-"""Findings about ``F.scaled_dot_product_attention``: the kernel that ran, why no other, and the masks that it keeps."""
+"""Findings about attention: the kernels that ran, why no other, and the masks that they keep."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -14,13 +14,24 @@ from ampmem.analysis.findings.precision import weights_low
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.events import Fact
 from ampmem.names import of_all_layers, shape_of, shape_text
-from ampmem.units import format_bytes
-from ampmem.vocabulary import LOW_PRECISION
+from ampmem.units import format_bytes, listed
+from ampmem.vocabulary import FUSED_ATTENTION, LOW_PRECISION
 
 _MATH = "aten::_safe_softmax"
 """The op that makes the attention weights in the math kernel, which keeps them for backward."""
 _EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
-_WITH_MASK = (_EFFICIENT, "aten::_scaled_dot_product_cudnn_attention")
+_CUDNN = "aten::_scaled_dot_product_cudnn_attention"
+_WITH_MASK = (_EFFICIENT, _CUDNN)
+_FLEX = "flex"
+_KERNELS = {
+    "math": (_MATH,),
+    "memory-efficient": (_EFFICIENT,),
+    "cuDNN": (_CUDNN,),
+    "flash": ("aten::_scaled_dot_product_flash_attention",),
+    _FLEX: ("aten::flex_attention", "FlexAttentionAutogradOp"),
+}
+"""The ops that save for backward, by kernel; those of :data:`_SLOW` run only where the others cannot."""
+_SLOW = ("math", "memory-efficient")
 _WIDEST = 256
 """The largest head size of the flash and cuDNN kernels."""
 _ALIGNED = 8
@@ -29,6 +40,9 @@ _AMPERE = (8, 0)
 _DIMENSIONS = 4
 _SHARE = 0.01
 """The smallest share of the peak that attention has to keep."""
+_PADDED = 32
+"""The memory-efficient kernel keeps a number in FP32 for each query, their count padded to a multiple of this."""
+_ALLOW = "allow them again around attention: the list given to sdpa_kernel, or torch.backends.cuda.enable_*_sdp(True)"
 _REDUCED = "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)"
 _ASK = (
     "torch.backends.cuda.can_use_efficient_attention(torch.backends.cuda.SDPAParams(q, k, v, attn_mask, dropout_p, "
@@ -40,43 +54,94 @@ _ASK = (
 class _Refusal:
     """Why a faster kernel did not run, and what to change.
 
-    ``saves`` is the share of the kept bytes that the change surely removes, as numerator and denominator.
+    ``saves`` is the share of the kept bytes that the change surely removes, as numerator and denominator. ``known``
+    says that the condition is one that the recording shows.
     """
 
     why: str
     change: str
     saves: tuple[int, int] = (0, 1)
+    known: bool = True
 
 
 def attention_kernel(run: TrainingRun) -> Finding | None:
-    """Attention ran in the math or the memory-efficient kernel on a GPU, and the reason why not in another.
+    """The kernels of attention, the bytes that they keep, and why the math or the memory-efficient kernel ran.
 
     The reasons are the conditions of ``select_sdp_backend`` and of the checks that it calls, in
     ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (torch 2.14): torch prints those to standard error, which
     is the script's, so they are derived from the types and shapes of what the kernel saved.
     """
-    position = run.kept_most
-    if position is None:
+    if run.kept_most is None:
         return None
-    lifetimes = run.analysis.lifetimes
-    for op, name in ((_MATH, "math"), (_EFFICIENT, "memory-efficient")):
-        mine = _ever(run, op) & lifetimes.alive_at(position)
-        size, calls = run.bytes_of(mine), _shapes(run, Fact.OUTPUT, op)
-        if size < _SHARE * int(run.analysis.timeline.total[run.peak]) or not calls:
-            continue
-        refusal = _math_refusal(run, calls[0]) if op == _MATH else _efficient_refusal(run, calls[0])
-        modules = sorted(map(of_all_layers, _seen(run, Fact.OUTPUT, op, "module")))
-        return Finding(
-            code="attention-kernel",
-            section=Section.ACTIVATIONS,
-            message=f"F.scaled_dot_product_attention{f' in {modules[0]}' if modules else ''} ran its {name} kernel, "
-            f"which keeps {format_bytes(size)}{' of attention weights' * (op == _MATH)} for backward: {refusal.why}.",
-            bytes=size,
-            change=refusal.change,
-            evidence=run.largest(mine),
-            off_peak=run.off_peak(np.where(_ever(run, op), lifetimes.bytes, 0) * refusal.saves[0] // refusal.saves[1]),
-        )
-    return None
+    lifetimes, least = run.analysis.lifetimes, _SHARE * int(run.analysis.timeline.total[run.peak])
+    alive = lifetimes.alive_at(run.kept_most)
+    kept = {
+        kernel: mine
+        for kernel, ops in _KERNELS.items()
+        if run.bytes_of(mine := _ever(run, *ops) & alive) >= least
+        and (kernel not in _SLOW or _shapes(run, Fact.OUTPUT, ops[0]))
+    }
+    if not kept:
+        return None
+    kernel, mine = next(iter(kept.items()))
+    refusal = _refusal(run, kernel, mine)
+    first, *others = (_said(run, *each) for each in kept.items())
+    return Finding(
+        section=Section.ACTIVATIONS,
+        message=f"{'; '.join([f'{first}: {refusal.why}' if refusal.why else first, *others])}.",
+        bytes=run.bytes_of(mine),
+        change=refusal.change,
+        evidence=run.largest(mine),
+        off_peak=run.off_peak(
+            np.where(_ever(run, *_KERNELS[kernel]), lifetimes.bytes, 0) * refusal.saves[0] // refusal.saves[1]
+        ),
+    )
+
+
+def _said(run: TrainingRun, kernel: str, mine: Mask) -> str:
+    """Where ``kernel`` ran, and what it keeps."""
+    modules = {of_all_layers(module) for op in _KERNELS[kernel] for module in _seen(run, Fact.OUTPUT, op, "module")}
+    where = f" in {min(modules)}" if modules else ""
+    size = f"{format_bytes(run.bytes_of(mine))}{' of attention weights' * (kernel == 'math')} for backward"
+    if kernel == _FLEX:
+        return f"flex_attention{where} keeps {size}"
+    return f"F.scaled_dot_product_attention{where} ran its {kernel} kernel, which keeps {size}"
+
+
+def _refusal(run: TrainingRun, kernel: str, mine: Mask) -> _Refusal:
+    """Why no kernel ran that keeps less, or is faster, than ``kernel``; empty if there is none."""
+    if kernel not in _SLOW:
+        return _Refusal(why="", change="nothing to change: this kernel keeps no attention weights")
+    call = _shapes(run, Fact.OUTPUT, _KERNELS[kernel][0])[0]
+    refusal = _math_refusal(run, call) if kernel == "math" else _efficient_refusal(run, call)
+    on_cpu = run.recording.run.device_type == "cpu"
+    faster = [each for each in FUSED_ATTENTION if each != kernel and not (on_cpu and each != "flash")]
+    disabled = [each for each in faster if each in _disabled(run, mine)]
+    if not disabled:
+        return refusal
+    said = f"the script disabled the {listed(disabled)} kernel{'s' * (len(disabled) > 1)}"
+    fused = kernel == "math" and "memory-efficient" in disabled
+    if refusal.known or (kernel == "math" and not (fused or on_cpu)):
+        spared = (0, 1) if fused and not refusal.change.startswith(_REDUCED) else refusal.saves
+        return replace(refusal, why=f"{refusal.why}; {said}", saves=spared)
+    fused = fused and not on_cpu and "float64" not in _seen(run, Fact.OUTPUT, _MATH, "dtype")
+    return _Refusal(why=said, change=_ALLOW, saves=_of_weights(run, call) if fused else (0, 1))
+
+
+def _disabled(run: TrainingRun, mine: Mask) -> set[str]:
+    """The kernels that the script had disabled when any of ``mine`` was returned."""
+    facts = run.analysis.facts
+    names = np.unique(facts.name[(facts.fact == Fact.DISABLED) & mine[facts.allocation]]).tolist()
+    return {kernel for name in names for kernel in run.text(name).split(", ")}
+
+
+def _of_weights(run: TrainingRun, weights: tuple[int, ...]) -> tuple[int, int]:
+    """The share of attention weights of this shape that a fused kernel saves: it keeps its result instead."""
+    _, _, queries, keys = weights
+    kept = (
+        queries * max(_widths(run, weights), default=keys) + 2 * math.ceil(queries / _PADDED) * _PADDED
+    )  # those numbers may be of a wider type
+    return max(queries * keys - kept, 0), queries * keys
 
 
 def attention_masks(run: TrainingRun) -> Finding | None:
@@ -94,7 +159,6 @@ def attention_masks(run: TrainingRun) -> Finding | None:
     alive = others & lifetimes.alive_at(position)
     low = run.text(run.analysis.tensors.dtype[np.flatnonzero(others)[0]])
     return Finding(
-        code="attention-masks",
         section=Section.ACTIVATIONS,
         message=f"{np.count_nonzero(alive) + 1} calls of F.scaled_dot_product_attention each keep a mask of their own, "
         f"{format_bytes(run.bytes_of(alive))} more than one: a boolean attn_mask is converted in each call.",
@@ -138,14 +202,23 @@ def _mask_shapes(run: TrainingRun) -> set[str]:
     return {shape_text(shape) for shape in found}
 
 
+def _all_shapes(run: TrainingRun) -> list[tuple[int, ...]]:
+    return [shape for text in run.recording.texts if (shape := shape_of(text)) is not None]
+
+
+def _widths(run: TrainingRun, weights: tuple[int, ...]) -> set[int]:
+    """The head sizes of queries that attention ``weights`` of this shape may be of."""
+    shapes = (each for each in _all_shapes(run) if len(each) == _DIMENSIONS)
+    return {each[3] for each in shapes if each[:3] == weights[:3]} - {weights[3]}
+
+
 def _math_refusal(run: TrainingRun, weights: tuple[int, ...]) -> _Refusal:
     low, on_cpu = run.autocast or weights_low(run), run.recording.run.device_type == "cpu"
     aligned = _ALIGNED if low else _ALIGNED // 2
-    shapes = [shape for text in run.recording.texts if (shape := shape_of(text)) is not None]
-    widths = {each[3] for each in shapes if len(each) == _DIMENSIONS and each[:3] == weights[:3]} - {weights[3]}
+    widths = _widths(run, weights)
     odd = sorted(width for width in widths if width % aligned)
     # With enable_gqa the math kernel repeats keys and values: a dimension for the groups follows that of the heads.
-    repeated = (each for each in shapes if len(each) == _DIMENSIONS + 1 and each[2] > 1 and each[4] in widths)
+    repeated = (each for each in _all_shapes(run) if len(each) == _DIMENSIONS + 1 and each[2] > 1 and each[4] in widths)
     grouped = any((each[0], each[1] * each[2]) == weights[:2] for each in repeated)
     device, types = run.recording.run.device_name, {each.dtype for each in run.analysis.parameters}
     old = [gpu for gpu in GPUS.values() if gpu.name == device and (gpu.compute_capability or _AMPERE) < _AMPERE]
@@ -164,9 +237,11 @@ def _math_refusal(run: TrainingRun, weights: tuple[int, ...]) -> _Refusal:
         why, change = "no fused kernel takes its arguments on this device", _ASK
     if grouped:
         change += f"{'; ' * bool(change)}k.repeat_interleave(groups, 1), and v likewise, in place of enable_gqa"
+    known = change != _ASK and not on_cpu
+    saves = _of_weights(run, weights) if grouped and not (odd or on_cpu) else (0, 1)
     if low and not on_cpu and _seen(run, Fact.OUTPUT, _MATH, "dtype") == {"float32"}:
-        return _Refusal(why=why, change=f"{_REDUCED}, which keeps them in 16 bits; or {change}", saves=(1, 2))
-    return _Refusal(why=why, change=change, saves=(1, 1) if grouped and not (odd or on_cpu) else (0, 1))
+        change, saves = f"{_REDUCED}, which keeps them in 16 bits; or {change}", (1, 2)
+    return _Refusal(why=why, change=change, saves=saves, known=known)
 
 
 def _efficient_refusal(run: TrainingRun, result: tuple[int, ...]) -> _Refusal:
@@ -183,4 +258,4 @@ def _efficient_refusal(run: TrainingRun, result: tuple[int, ...]) -> _Refusal:
         change = "is_causal=True in place of a causal attn_mask; no attn_mask where nothing is masked"
     else:
         why, change = "the flash and cuDNN kernels do not take its arguments on this device", _ASK
-    return _Refusal(why=why, change=change)
+    return _Refusal(why=why, change=change, known=change != _ASK)

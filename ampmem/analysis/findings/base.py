@@ -65,6 +65,7 @@ _STARTS = 200
 class Finding:
     """A fact about the run: one plain sentence, its bytes, the evidence, and what to change.
 
+    ``code`` is the name of its check, with dashes; it is empty until the check has returned, unless it has another.
     ``section`` is the section of the page that shows it. ``bytes`` is ``None`` for a finding without a size.
     ``off_peak`` is how many bytes the change takes off this run's peak, computed event by event; ``None`` if the change
     does not lower the peak, or that cannot be computed. ``off_failure`` is the same for what was alive when the last
@@ -75,7 +76,7 @@ class Finding:
     no command does.
     """
 
-    code: str
+    code: str = ""
     severity: Severity = "advice"
     section: Section = field(metadata=NOT_IN_JSON)
     message: str

@@ -88,7 +88,6 @@ def autocast_in_backward(run: TrainingRun) -> Finding | None:
     evidence = [f"steps: {', '.join(str(step.index) for step in found)}"]
     evidence += [f"cast copies are those of step {found[-1].index}"] if held else []
     return Finding(
-        code="autocast-in-backward",
         section=Section.CASTS,
         message=f"backward runs inside the autocast region.{cost}",
         bytes=held or None,
@@ -119,7 +118,6 @@ def cache_off_costs(run: TrainingRun) -> Finding | None:
     if cost == 0:
         return None
     return Finding(
-        code="cache-off-costs",
         severity="info",
         section=Section.CASTS,
         message=f"weights are used more than once before backward: with cache_enabled=False their cast copies would "
@@ -139,7 +137,6 @@ def cache_on_saves(run: TrainingRun) -> Finding | None:
     if not run.notable(size):
         return None
     return Finding(
-        code="cache-on-saves",
         section=Section.CASTS,
         message=f"weights are used more than once before backward and each use keeps its own cast copy: "
         f"autocast's cache would save {format_bytes(size)} at the end of forward.",
@@ -176,7 +173,6 @@ def cache_off_saves(run: TrainingRun) -> Finding | None:
     # Without the cache idle copies live one at a time, so at each event all but the run's largest are gone.
     gone = ledger.bytes * idle
     return Finding(
-        code="cache-off-saves",
         section=Section.CASTS,
         message=f"{format_bytes(int(held.sum()))} of cast copies stay alive only because autocast's cache holds them "
         f"until the region ends: without the cache the peak of the cast copies would be about {format_bytes(saved)} "
@@ -202,7 +198,6 @@ def copies_grow(run: TrainingRun) -> Finding | None:
     growth = ends[-1] - ends[0]
     alive = run.analysis.ledger.alive_at(run.analysis, run.analysis.timeline.position(run.steps[-1].end_ns))
     return Finding(
-        code="copies-grow",
         severity="warning",
         section=Section.CASTS,
         message=f"the cast copies alive at the end of a step grew by {format_bytes(growth)} in {len(ends)} steps.",
@@ -231,7 +226,6 @@ def copies_survive(run: TrainingRun) -> Finding | None:
     cached = bool((surviving & ledger.cached & ~cleared).any())
     why = ": autocast stays open across the update, and its cache returns the weights from before the update"
     return Finding(
-        code="copies-survive",
         severity="warning",
         section=Section.CASTS,
         message=f"{format_bytes(count.bytes)} of cast copies outlive the step that made them{why if cached else ''}.",
@@ -283,7 +277,6 @@ def recompute_recasts(run: TrainingRun) -> Finding | None:
     ledger, last = run.analysis.ledger, found[-1]
     mine = (ledger.step == last.index) & (ledger.phase == Phase.BACKWARD)
     return Finding(
-        code="recompute-recasts",
         severity="info",
         section=Section.CASTS,
         message=f"recomputation in backward casts weights again: {last.recomputed.copies} copies, "
@@ -312,7 +305,6 @@ def compiled_casts(run: TrainingRun) -> Finding | None:
     recent = sizes * (ledger.step == run.peak_index)
     off_peak = run.off_peak(per_allocation(run, sizes), but=int(np.sort(recent)[-_AT_ONCE:].sum()))
     return Finding(
-        code="compiled-casts",
         section=Section.CASTS,
         message=f"compiled code keeps {kept.copies} 16-bit copies of weights, {format_bytes(kept.bytes)}, from forward "
         "until backward has read them.",
@@ -340,7 +332,6 @@ def expanded_buffer_cast(run: TrainingRun) -> Finding | None:
     if not run.notable(size):
         return None
     return Finding(
-        code="expanded-buffer-cast",
         section=Section.ALLOCATIONS,
         message=f"buffers are cast after they were expanded: the copies take {format_bytes(size)} more than "
         "copies of the buffers themselves would.",

@@ -36,7 +36,6 @@ def no_autocast_effect(run: TrainingRun) -> Finding | None:
     entered = run.recording.precision.dtype is not None
     said = "autocast was on, but" if entered else "autocast was requested, but no forward was seen under it:"
     return Finding(
-        code="no-autocast-effect",
         severity="warning",
         section=Section.ACTIVATIONS,
         message=f"{said} no parameter was cast and nothing ran in low precision.",
@@ -52,7 +51,6 @@ def fp16_without_scaler(run: TrainingRun) -> Finding | None:
     if not run.autocast or precision.dtype != "float16" or precision.scaler:
         return None
     return Finding(
-        code="fp16-without-scaler",
         severity="warning",
         section=Section.STEPS,
         message="autocast casts to float16 and no GradScaler was seen: small gradients may become zero.",
@@ -179,7 +177,6 @@ def autocast_widens(run: TrainingRun) -> Finding | None:
         f"{format_bytes(each)} for {place}" for place, each in sorted(by_place.items(), key=lambda each: -each[1])
     ]
     return Finding(
-        code="autocast-widens",
         section=Section.ACTIVATIONS,
         message=f"{100 * share:.0f} % of the weights are in 16 bits already, so autocast halves nothing of what their "
         f"ops keep; what it runs in float32 keeps {format_bytes(size)}: {', '.join(places[:_PLACES])}.",
@@ -211,7 +208,6 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
     shapes = _shapes(run, sizes)
     listed = f": {', '.join(f'{share} for {op}' for op, share in each[:3])}{' and others' * (len(each) > 3)}"
     return Finding(
-        code="fp32-activations",
         section=Section.ACTIVATIONS,
         message=f"{format_bytes(size)} of the {format_bytes(activations)} that autograd keeps at {run.instant} are "
         f"float32 in spite of autocast, kept for {each[0][0]}{listed if len(each) > 1 else ''}.",
@@ -481,7 +477,7 @@ def _estimate(run: TrainingRun, position: int, copies: int, saved: int) -> Findi
         )
     peak_elsewhere = run.peak_in(Phase.BACKWARD) or run.peak_in(Phase.EVALUATION)
     return Finding(
-        code="amp-saves" if pays else "amp-saves-nothing",
+        code="" if pays else "amp-saves-nothing",
         severity="info" if pays or peak_elsewhere else "warning",
         section=Section.ACTIVATIONS,
         message=f"{what}{_from(run, copies, saved)} (an estimate from this run alone).",

@@ -17,7 +17,7 @@ from ampmem.analysis.timeline.marks import PhaseRows, trains
 from ampmem.analysis.timeline.predictions import kept_predictions
 from ampmem.events import Action, Column, Fact, OptimizerRecord, Phase
 from ampmem.names import FUNCTIONAL, shape_text
-from ampmem.units import format_bytes
+from ampmem.units import format_bytes, listed
 from ampmem.vocabulary import Communication
 
 _AT_ONCE = {"Adam": 2, "AdamW": 2}
@@ -67,7 +67,6 @@ def foreach_temporaries(run: TrainingRun) -> Finding | None:
         ]
     best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
     return Finding(
-        code="foreach-temporaries",
         section=Section.TIMELINE,
         message=f"{format_bytes(temporaries)} at {run.instant} are temporaries of {optimizer.class_name}'s foreach "
         "update.",
@@ -196,7 +195,6 @@ def gradients_through_forward(run: TrainingRun) -> Finding | None:
 def _gradients_finding(run: TrainingRun, gradients: _Gradients, mine: Column, how: str, change: str) -> Finding:
     size = int(run.analysis.lifetimes.bytes[mine].sum())
     return Finding(
-        code="gradients-through-forward",
         section=Section.TIMELINE,
         message=f"{format_bytes(size)} of gradients {how}",
         bytes=size,
@@ -356,10 +354,9 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         names.append("others")
     gone = unneeded & dropped if shown else unneeded
     return Finding(
-        code="outputs-kept",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although backward does not "
-        f"need them: they are held by {_listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
+        f"need them: they are held by {listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
         bytes=size,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _change(shown),
         evidence=(*(f"{format_bytes(each.bytes)}: held by {each.in_words()}" for each in shown), *run.largest(kept)),
@@ -470,12 +467,8 @@ def _change(variables: Sequence[_Variable]) -> str:
     items = list(dict.fromkeys(each.name for each in variables if each.is_item))
     others = list(dict.fromkeys(f"`{each.name}`" for each in variables if not (each.dropped or each.is_item)))
     ways = [f"del {', '.join(deleted)}" if deleted else "", *(f"{name} = None" for name in items)]
-    what = _listed([*filter(None, ways), *([f"drop {_listed(others)}"] if others else [])])
+    what = listed([*filter(None, ways), *([f"drop {listed(others)}"] if others else [])])
     return f"{what} after the loss, if nothing reads {'it' if len(deleted + items + others) == 1 else 'them'} later"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _unneeded(run: TrainingRun) -> tuple[Mask, Column]:
@@ -535,7 +528,6 @@ def no_grad_missing(run: TrainingRun) -> Finding | None:
     over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
     held = run.with_fact(Fact.VARIABLE) > 0  # those stay
     return Finding(
-        code="no-grad-missing",
         severity="advice",
         section=Section.ACTIVATIONS,
         message=f"{format_bytes(run.bytes_of(alive))} at {at} are activations that no backward uses: {line} ran with "
@@ -593,7 +585,6 @@ def predictions_kept(run: TrainingRun) -> Finding | None:
     on_cpu = run.recording.run.device_type == "cpu"
     moved = "" if on_cpu else "move each result to the CPU before it is kept (.cpu()), or "
     return Finding(
-        code="predictions-kept",
         severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(run.bytes_of(alive))} at {at} are results of earlier batches of an evaluation: "
@@ -624,7 +615,6 @@ def reduce_buckets(run: TrainingRun) -> Finding | None:
     since, born = run.analysis.timeline.positions(_phase_ends(run)), run.analysis.lifetimes.born[gradients]
     since[gradients] = np.minimum(since[gradients], np.append(born, [since.max(initial=0)] * 2)[2:] + 1)
     return Finding(
-        code="reduce-buckets",
         section=Section.PEAK,
         message=f"{format_bytes(size)} at {run.instant} are the buckets in which DistributedDataParallel reduces the "
         "gradients, beside the gradients themselves.",
@@ -638,15 +628,14 @@ def reduce_buckets(run: TrainingRun) -> Finding | None:
 
 def unreduced_gradients(run: TrainingRun) -> Finding | None:
     """Whole gradients of sharded parameters outlive the backward that made them, since it does not reduce them."""
-    lifetimes = run.analysis.lifetimes
-    kept = _for(run, Communication.UNSHARDED_GRADIENTS) & lifetimes.alive_at(run.peak)
-    kept &= lifetimes.died_ns > _phase_ends(run)
+    lifetimes, ends = run.analysis.lifetimes, _phase_ends(run)
+    whole = _for(run, Communication.UNSHARDED_GRADIENTS) & (lifetimes.died_ns > ends)
+    kept = whole & lifetimes.alive_at(run.peak)
     size = run.bytes_of(kept)
     if not size:
         return None
+    shards = sum(record.bytes for record in run.recording.parameters if record.trainable)
     return Finding(
-        code="unreduced-gradients",
-        severity="info",
         section=Section.PEAK,
         message=f"{format_bytes(size)} at {run.instant} are whole gradients of sharded parameters, which a backward "
         "under set_requires_gradient_sync(False), or no_sync(), leaves unreduced: each rank has them in full.",
@@ -654,6 +643,13 @@ def unreduced_gradients(run: TrainingRun) -> Finding | None:
         change="leave out set_requires_gradient_sync(False): then each micro-batch reduces its gradients, which takes "
         "communication, and each rank keeps its share of them",
         evidence=run.largest(kept),
+        # If no backward reduces, no update has gradients, and the change would also make the optimizer's state.
+        off_peak=run.off_peak(
+            np.where(whole, lifetimes.bytes, 0), run.analysis.timeline.positions(ends) + 1, but=shards
+        )
+        if run.analysis.classes.of(Category.GRADIENTS).any()
+        else None,
+        least=True,
     )
 
 
@@ -684,7 +680,6 @@ def state_not_there_yet(run: TrainingRun) -> Finding | None:
         return None
     come = f"{format_bytes(to_come)} of it" if to_come else "all of it (Adam: 8 bytes per parameter)"
     return Finding(
-        code="state-not-there-yet",
         severity="info",
         section=Section.STATIC_MODEL,
         message=f"the loss scaler has skipped every update so far, so there is no optimizer state yet: {come} will "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,8 +17,8 @@ from ampmem.analysis.out_of_memory import failure_position
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.errors import UsageError
-from ampmem.events import OTHER_THREADS, Action, Fact, Phase
-from ampmem.names import INPUT
+from ampmem.events import OTHER_THREADS, PLACED, Action, Fact, Phase
+from ampmem.names import INPUT, of_all_layers
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import SourceKind
 
@@ -29,7 +29,6 @@ def residual(run: TrainingRun) -> Finding | None:
     if conservation.breach is None:
         return None
     return Finding(
-        code="residual",
         severity="warning",
         section=Section.PEAK,
         message=f"{conservation.breach}: memory was allocated or freed where ampmem did not see it, so some of the "
@@ -49,7 +48,6 @@ def out_of_memory(run: TrainingRun) -> Finding | None:
     end = "" if oom.ended_the_run else " The script went on."
     device = "the device" if oom.recorded else f"cuda:{oom.device} (not the recorded device)"
     return Finding(
-        code="out-of-memory",
         severity="warning",
         section=Section.OUT_OF_MEMORY,
         message=f"{device} ran out of memory in {oom.where}, where {format_bytes(oom.asked)} were requested{times}: "
@@ -102,7 +100,6 @@ def fragmentation(run: TrainingRun) -> Finding | None:
     if proven and saved < least:
         return None
     return Finding(
-        code="fragmentation",
         severity="advice" if proven else "info",
         section=Section.TIMELINE,
         message=f"the allocator reserves up to {format_bytes(reserved)}, {format_bytes(idle)} more than is ever "
@@ -225,7 +222,6 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
     most = "" if ordered[0].holder else f" Most of it was made by {_place_in_words(run, ordered[0])}."
     what, change = _kind_of(run, places)
     return Finding(
-        code="steady-growth",
         severity="warning",
         section=Section.TIMELINE,
         message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}{held}: {what}.{most}",
@@ -285,10 +281,12 @@ def larger_step(run: TrainingRun) -> Finding | None:
     )
     if not (run.notable(added) or other):
         return None
-    fresh = analysis.lifetimes.alive_at(now) & ~analysis.lifetimes.alive_at(before) & analysis.classes.of(most)
-    what = f"{format_bytes(added)} more in `{most}` (largest: {', '.join(run.largest(fresh, 1))})"
+    what = (
+        f"{format_bytes(added)} more in `{most}` ({'; '.join(_newcomers(run, analysis.classes.of(most), before, now))})"
+    )
+    graphs, others = _graphs(run, place, now), _graphs(run, good, before)
+    other += f"; {graphs} graphs are alive, and {others} then" if graphs > max(others, 1) else ""
     return Finding(
-        code="larger-step",
         severity="info",
         section=Section.STEPS,
         message=f"step {steps[place].index} {'ran out of memory' if run.unfinished else 'takes more'}, where step "
@@ -302,6 +300,35 @@ def larger_step(run: TrainingRun) -> Finding | None:
             if size != was[category]
         ),
     )
+
+
+def _newcomers(run: TrainingRun, mine: Mask, before: int, now: int) -> Iterator[str]:
+    """Of the allocations in ``mine`` the largest new one, and what the module and the holder with most more have."""
+    lifetimes, facts = run.analysis.lifetimes, run.analysis.facts
+    was, live = (np.where(mine & lifetimes.alive_at(at), lifetimes.bytes, 0) for at in (before, now))
+    fresh = (live > 0) & (was == 0)
+    yield f"largest: {', '.join(run.largest(fresh, 1))}"
+    more: Counter[str] = Counter()
+    for module, size in zip(lifetimes.module.tolist(), (live - was).tolist(), strict=True):
+        more[of_all_layers(run.text(module)).strip("*")] += size
+    rows = np.isin(facts.fact, (*PLACED, Fact.ATTRIBUTE)) & fresh[facts.allocation]
+    held: Counter[str] = Counter()
+    for name, allocation in np.unique(np.stack([facts.name[rows], facts.allocation[rows]]), axis=1).T.tolist():
+        held[_ITEM.sub("", run.text(name))] += int(live[allocation])
+    del more[""]
+    for words, sizes in (("in {}", more), ("held by `{}`", held)):
+        for name, size in sizes.most_common(1):
+            if run.notable(size):
+                yield f"{format_bytes(size)} of it {words.format(name)}"
+
+
+def _graphs(run: TrainingRun, place: int, peak: int) -> int:
+    """How many forwards' graphs are alive when forward of the step at ``place`` ends; if it does not, at its peak."""
+    facts, born = run.analysis.facts, run.analysis.lifetimes.born_ns
+    over = run.analysis.marks[place].after_forward
+    position = peak if over is None else run.analysis.timeline.position(over)
+    starts = np.unique(facts.time_ns[facts.fact == Fact.INPUT])
+    return len(np.unique(np.searchsorted(starts, born[run.kept_by_autograd(position)])))
 
 
 def _kind_of(run: TrainingRun, places: Collection[_Place]) -> tuple[str, str]:
@@ -354,7 +381,6 @@ def _new_parameters(run: TrainingRun, steps: Sequence[int]) -> Finding | None:
     last = int(made[-1])
     by = _made_by(run.text(lifetimes.op[last]), "", run.text(lifetimes.stack[last]).splitlines())
     return Finding(
-        code="steady-growth",
         severity="warning",
         section=Section.TIMELINE,
         message=f"every step gives an optimizer new parameters: they and their state took {format_bytes(grown[-1])} "
@@ -382,7 +408,6 @@ def _nameless(steps: Sequence[int], grown: Sequence[int], once: str, *, own: boo
         who = f"the variable `{once}` held it once; what holds it now was not seen, as the function of a hook."
         where = "look for a function that keeps it (a hook registered in each step)"
     return Finding(
-        code="steady-growth",
         severity="info",
         section=Section.TIMELINE,
         message=f"memory of unknown origin grows with every step, in the last one by {format_bytes(grown[-1])}: {who}",

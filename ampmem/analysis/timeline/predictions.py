@@ -12,7 +12,7 @@ from ampmem.analysis.timeline.lifetimes import JoinedFacts, Lifetimes, Mask
 from ampmem.events import Action, Fact, Phase, Recording
 from ampmem.vocabulary import OF_INFERENCE
 
-_ITEM = re.compile(r"\[\d+\]$")
+_ITEM = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +51,9 @@ def kept_predictions(lifetimes: Lifetimes, facts: JoinedFacts, recording: Record
     mine = made[facts.allocation[rows]]
     columns = (facts.name[rows], facts.module[rows], look, facts.allocation[rows])
     for name, place, index, allocation in zip(*(column[mine].tolist() for column in columns), strict=True):
-        held.setdefault((_ITEM.sub("", texts[name]), texts[place]), [set() for _ in looks])[index].add(allocation)
+        held.setdefault((_ITEM.sub("[*]", texts[name]).removesuffix("[*]"), texts[place]), [set() for _ in looks])[
+            index
+        ].add(allocation)
     found = ((key, _kept(lifetimes, sets)) for key, sets in held.items())
     return tuple(
         KeptPredictions(name=name, place=place, grown=grown, allocations=_all_of(lifetimes, results, kept))

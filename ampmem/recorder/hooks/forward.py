@@ -27,6 +27,7 @@ from ampmem.recorder.hooks.ops import OpRecorder
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.process import forked_since
 from ampmem.recorder.torch_private import general as private
+from ampmem.vocabulary import FUSED_ATTENTION
 
 
 class SavedByNodes:
@@ -157,6 +158,8 @@ _OVERWRITTEN = (
 )
 
 
+_ATTENTION = ("aten::_scaled_dot_product", "aten::_safe_softmax")
+"""The names of the ops that the kernels of ``scaled_dot_product_attention`` run begin with one of these."""
 _TO = "aten::to"
 _MAY_COPY = frozenset({_TO, "aten::contiguous", "aten::flatten", "aten::reshape"})
 """Ops that return their argument, a view of it, or a copy.
@@ -180,6 +183,8 @@ class ForwardMode(private.TorchDispatchMode):
         self.read_saved = log.misses.guarded(self.saved.read)
         self._after = log.misses.guarded(self._note_result)
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
+        self._of_attention: set[int] = set()
+        """Text ids of the ops seen so far that are a kernel of attention, or its math kernel's."""
         self._may_copy: dict[Any, bool] = {}
         """The ops of :data:`_MAY_COPY` seen so far, and whether each may cast."""
         self._additions = InPlaceAdditions(private.PRODUCT, log.misses.say)
@@ -258,6 +263,8 @@ class ForwardMode(private.TorchDispatchMode):
         self.saved.returned(name, results)
         if makes_storage:
             self._note(name, results)
+            if name in self._of_attention and (disabled := _disabled_kernels()):
+                self._log.about(Fact.DISABLED, results[0], self._log.texts.id(disabled))
             if func is private.TO_COPY:
                 self.casts.made(args[0], result, self._log.module)
         elif func is private.COPY:
@@ -280,6 +287,8 @@ class ForwardMode(private.TorchDispatchMode):
             return self._log.texts.id(str(func)), False, False
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
         view = any(not alias.is_write for alias in aliases)
+        if schema.name.startswith(_ATTENTION):
+            self._of_attention.add(self._log.texts.id(str(schema.name)))
         if view and schema.name in _MAY_COPY:
             self._may_copy[func] = schema.name == _TO
             return self._log.texts.id(str(schema.name)), False, True
@@ -292,6 +301,13 @@ class ForwardMode(private.TorchDispatchMode):
                 log.about(Fact.OUTPUT, tensor, name, log.module)
                 if self.recomputed is not None:
                     self.recomputed += map(log.storage_address, parts_of(tensor))
+
+
+def _disabled_kernels() -> str:
+    """The fused kernels of attention that are disabled now: ``flash, cuDNN``."""
+    cuda = torch.backends.cuda
+    enabled = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()
+    return ", ".join(kernel for kernel, usable in zip(FUSED_ATTENTION, enabled, strict=True) if not usable)
 
 
 class SavedTensors:

@@ -19,6 +19,7 @@ from ampmem.recorder.facts.tensors import Forms, TensorReader
 from ampmem.recorder.hooks.casts import CastHooks, SeenCopy
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources import extension
+from ampmem.vocabulary import FUSED_ATTENTION
 
 _OP, _FACT = 5, 8
 """Integers of an op and of a fact in the extension's tables."""
@@ -163,7 +164,11 @@ class OpRecorder:
         fact, wanted = np.full(len(facts), Fact.OUTPUT), kind < _USE
         fact[kind == _SAVED], modules[kind == _SAVED] = Fact.SAVED, 0
         self._log.add_facts(np.stack([time, address, fact, names, modules, dtypes, shapes], axis=1)[wanted])
-        rows = []
+        rows: list[tuple[int, ...]] = []
+        for place in np.flatnonzero((kind == _OUTPUT) & (facts[:, -1] != 0)).tolist():
+            disabled = (kernel for bit, kernel in enumerate(FUSED_ATTENTION) if facts[place, -1] >> bit & 1)
+            of_kernels = Fact.DISABLED, self._log.texts.id(", ".join(disabled)), 0
+            rows.append((*facts[place, [0, 2]].tolist(), *of_kernels, int(dtypes[place]), int(shapes[place])))
         for place in np.flatnonzero(~wanted).tolist():
             rows += self._of_casts(facts[place].tolist(), *(int(x[place]) for x in (names, modules, dtypes, shapes)))
         if rows:

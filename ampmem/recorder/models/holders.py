@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from inspect import CO_OPTIMIZED
 from itertools import chain, compress, islice, pairwise
@@ -49,7 +49,7 @@ _LOOKED_AT = 64
 
 
 _DEPTH = 4
-"""Maximum depth of containers and objects inside an attribute of a module or optimizer."""
+"""Maximum depth of containers and objects inside an attribute of a module or optimizer, or inside a variable."""
 _PARTS = frozenset((PARAMETERS, BUFFERS, CHILDREN))
 """Attributes of a module that are read elsewhere."""
 _BARE = frozenset((str, bytes, int, float, bool, type(None), set, frozenset))
@@ -109,6 +109,8 @@ class HolderLog:
         for module in models.modules():
             self._note_module(module, models.known_path_id(module), known)
         self._note_models(untrained or [])
+        for address in () if blocks is None else blocks.workspaces:
+            self._log.fact(Fact.WORKSPACE, address, self._log.texts.id("cuBLAS"))
         if blocks is not None and not _much(blocks, blocks.unseen.keys() - known - inputs):
             return
         with collection_paused():
@@ -281,11 +283,6 @@ def _is_optimizer(owner: Any) -> bool:
     return called or all(any(key in kind.__dict__ for kind in kinds) for key in ("step", "zero_grad"))
 
 
-def names_of_holders(tensors: list[Tensor]) -> list[str]:
-    """The name of each tensor's holder, as in :func:`holders_of`, without the script's variables."""
-    return [name for name, _ in holders_of(tensors, {})]
-
-
 def holders_of(
     items: Sequence[Tensor | nn.Module], variables: Mapping[int, _Variable], optimizers: dict[int, Any] | None = None
 ) -> list[_Variable]:
@@ -404,6 +401,8 @@ _NAMES = 2000
 """Namespaces with more names than this are not searched."""
 _ITEMS = 16
 """Maximum number of items or attributes searched per object; of a list the last ones."""
+_INSIDE = 4096
+"""Maximum number of objects that are looked at on each level below the variables, or a few more."""
 _TENSORS = 200
 """Maximum number of variables logged per search."""
 _NO_HOLDERS = frozenset(
@@ -435,13 +434,15 @@ class Variables:
         self._places: dict[tuple[int, str, int | None], int] = {}
         """Text ids of places, by ``id`` of the code, variable and line."""
         self._held = _Held()
-        self.note = log.misses.guarded(self._note)
+        self.note = log.misses.guarded(partial(self._note, self._held.tensors))
         """Log a fact for each variable of the script's running frames and modules that holds a tensor."""
+        self.note_inside = log.misses.guarded(partial(self._note, self._held.inside))
+        """The same, with the tensors that objects and modules in the variables hold, some levels deep."""
 
-    def _note(self) -> None:
+    def _note(self, find: Callable[[list[Any]], Iterator[tuple[int, str, Tensor]]]) -> None:
         now = time_ns()
         with collection_paused():
-            for name, root, tensor, frame in islice(self._found(sys._getframe(1)), _TENSORS):
+            for name, root, tensor, frame in islice(self._found(sys._getframe(1), find), _TENSORS):
                 place = self._place_id(root, frame)
                 self._log.about(Fact.VARIABLE, tensor, self._log.texts.id(name), place, at=now)
 
@@ -460,10 +461,12 @@ class Variables:
         """The values of all variables of the script's running frames and modules."""
         return [value for _, space in self._spaces(sys._getframe(1)) for value in space.values()]
 
-    def _found(self, start: FrameType | None) -> Iterator[tuple[str, str, torch.Tensor, FrameType]]:
+    def _found(
+        self, start: FrameType | None, find: Callable[[list[Any]], Iterator[tuple[int, str, Tensor]]]
+    ) -> Iterator[tuple[str, str, torch.Tensor, FrameType]]:
         """(variable, its first name, its tensor, a frame that sees it) of each variable that holds a tensor."""
         found = self._spaces(start)
-        for place, part, tensor in self._held.tensors(list(chain.from_iterable(space.values() for _, space in found))):
+        for place, part, tensor in find(list(chain.from_iterable(space.values() for _, space in found))):
             frame, name = _variable(found, place)
             yield f"{name}{part}", name, tensor, frame
 
@@ -568,6 +571,22 @@ class _Held:
                     if kind is _itself and part is not None:
                         yield place, part, item
 
+    def inside(self, values: list[Any]) -> Iterator[tuple[int, str, torch.Tensor]]:
+        """As :meth:`tensors`, with what objects and modules inside the values hold, :data:`_DEPTH` levels deep."""
+        level: list[tuple[int, str, Any]] = [(place, "", value) for place, value in enumerate(values)]
+        seen: set[int] = set()
+        for _ in range(_DEPTH + 1):
+            below: list[tuple[int, str, Any]] = []
+            for (place, path, value), items in zip(level, self._of(value for *_, value in level), strict=True):
+                if items is _itself:
+                    yield place, path, value
+                elif len(below) < _INSIDE and id(value) not in seen:
+                    seen.add(id(value))
+                    find = _of_module if issubclass(type(value), nn.Module) else items
+                    parts = ((_part(type(value), key), item) for key, item in (find(value) if find else ()))
+                    below += ((place, f"{path}{part}", item) for part, item in parts if part is not None)
+            level = below
+
     def _of(self, values: Iterable[Any]) -> list[Any]:
         """What returns the items of each of ``values``. Loops in C, since most values hold nothing."""
         kinds = list(map(type, values))
@@ -624,6 +643,13 @@ def _of_object(value: Any) -> _Items:
 def _own_attributes(value: Any) -> _Items:
     """:func:`_of_object`, in a third of the time, if no class of ``value`` overrides ``__dict__``."""
     return list(islice(object.__getattribute__(value, "__dict__").items(), _ITEMS))
+
+
+def _of_module(module: nn.Module) -> _Items:
+    """The attributes of ``module``, and its children that have no parameters of their own, as metrics have none."""
+    attributes = attributes_of(module)
+    children = [each for each in attributes.get(CHILDREN, {}).items() if not attributes_of(each[1]).get(PARAMETERS)]
+    return [*(each for each in attributes.items() if each[0] not in _PARTS), *children[:_ITEMS]]
 
 
 def _part(kind: type, key: Any) -> str | None:

@@ -18,6 +18,7 @@
 #include "extension.h"
 #include "tensors.h"
 
+#include <ATen/Context.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -75,6 +76,8 @@ struct Fact {
   int64_t time_ns, kind, address, name, form, source, start, flags;
 };
 enum Flags : int64_t { kView = 1, kLeaf = 2 };
+// … and of an output of attention: which of its kernels were disabled, in the order of FUSED_ATTENTION (vocabulary.py).
+enum Disabled : int64_t { kFlash = 1, kEfficient = 2, kCuDNN = 4 };
 
 // What is known of an op by its schema.
 struct Known {
@@ -82,6 +85,7 @@ struct Known {
   size_t positional = 0, returns = 0;
   bool is_op = false, silent = false, view = false, makes = false, may_copy = false, may_cast = false;
   bool to_copy = false, copy = false;
+  bool of_attention = false;  // a kernel of scaled_dot_product_attention, or its math kernel's
   bool of_autograd = false;   // autograd's kernel calls no other
   bool composite = false;     // torch decomposes it above autograd
   bool has_autograd = false;  // it has a kernel of autograd's own
@@ -245,6 +249,9 @@ const Known& known_of(const at::RecordFunction& call) {
       known.may_cast = name == "aten::to";
     }
     known.to_copy = name == "aten::_to_copy" && operator_name->overload_name.empty();
+    for (const std::string_view kernel : {"aten::_scaled_dot_product", "aten::_safe_softmax"}) {
+      known.of_attention |= name.compare(0, kernel.size(), kernel) == 0;
+    }
     known.copy = name == "aten::copy_" && operator_name->overload_name.empty();
     for (const auto& argument : schema.arguments()) {
       known.positional += !argument.kwarg_only();
@@ -494,6 +501,12 @@ void note_outputs(const std::vector<c10::IValue>& results, int64_t name) {
   }
 }
 
+int64_t disabled_kernels() {
+  const auto& context = at::globalContext();
+  return (context.userEnabledFlashSDP() ? 0 : kFlash) | (context.userEnabledMemEfficientSDP() ? 0 : kEfficient) |
+      (context.userEnabledCuDNNSDP() ? 0 : kCuDNN);
+}
+
 void ended(const at::RecordFunction& call, Running* running) {
   innermost = running->outer;
   const Known& known = *running->known;
@@ -518,7 +531,11 @@ void ended(const at::RecordFunction& call, Running* running) {
     return;
   }
   if (known.makes) {
+    const auto first = state.facts.size();
     note_outputs(results, known.name);
+    if (known.of_attention && state.facts.size() > first) {
+      state.facts[first].flags = disabled_kernels();
+    }
     if (known.to_copy && !results.empty()) {
       note_cast(kToCopy, running->source, results[0].toTensor());
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -80,6 +81,13 @@ def _backward_prefetch() -> Iterator[_Argument]:
     from torch.distributed import fsdp
 
     yield _Argument(place=(fsdp.FullyShardedDataParallel, "__init__"), name="backward_prefetch", new=lambda given: None)
+
+
+def _gradient_sync() -> Iterator[_Argument]:
+    from torch.distributed import fsdp
+
+    place: Place = (fsdp.FSDPModule, "set_requires_gradient_sync")
+    yield _Argument(place=place, name="requires_gradient_sync", new=lambda given: True)
 
 
 class ForcedChange:
@@ -215,8 +223,30 @@ class _NoPrefetch(_ArgumentChange):
         return set_modules
 
 
+class _GradientSync(_ArgumentChange):
+    """Has FSDP reduce gradients in each backward."""
+
+    @undone_together
+    def install(self) -> Iterator[Undo]:
+        from torch.distributed import fsdp
+
+        no_sync: Place = (fsdp.FullyShardedDataParallel, "no_sync")
+        yield super().install()
+        yield patch(*no_sync, self._wrap_no_sync)
+
+    def _wrap_no_sync(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def no_sync(_: Any) -> Any:
+            self._done = True
+            self.note("forced: FullyShardedDataParallel reduces gradients under no_sync(), too")
+            return nullcontext()
+
+        return no_sync
+
+
 _PASSES = ("forward", "backward")
 _SHARDED = "fully_shard or FullyShardedDataParallel"
+_UNREDUCED = "set_requires_gradient_sync, or no_sync of FullyShardedDataParallel"
 
 
 PARALLEL_HOOKS: Mapping[str, Hook] = {
@@ -224,5 +254,6 @@ PARALLEL_HOOKS: Mapping[str, Hook] = {
     "reshard": lambda option, _, note: _ArgumentChange(option, _SHARDED, _reshard, note),
     "policy": lambda option, _, note: _ArgumentChange(option, _SHARDED, _bfloat_policy, note),
     "no_prefetch": lambda option, _, note: _NoPrefetch(option, note),
+    "gradient_sync": lambda option, _, note: _GradientSync(option, _UNREDUCED, _gradient_sync, note),
 }
 """The class that forces each change of parallel training, by the field in :class:`~ampmem.vocabulary.Forced`."""

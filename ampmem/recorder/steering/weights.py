@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ampmem.patching import Undo, hook, patch, undone_together
+from ampmem.recorder.facts.addresses import parts_of
 from ampmem.recorder.models.live import live_modules
 from ampmem.recorder.models.optimizers import parameters_of
 from ampmem.recorder.steering.parallel import ForcedChange
@@ -95,6 +96,13 @@ class BFloat16Weights(ForcedChange):
             for owner in owners:
                 if id(owner) not in inner:
                     self._cast_whole(owner)
+            low = [each for each in parameters_of(optimizer) if self._done and each.requires_grad]
+            # Of sharded parameters this rank has a part, as their optimizer has.
+            trained = sum(part.numel() for each in low for part in parts_of(each) if part.dtype == _LOW)
+            if trained:
+                words = f"{trained:,} parameters of {type(optimizer).__name__} on this device"
+                size = format_bytes(_MASTER_BYTES * trained)
+                self.note(f"FP32 master copies would add {size} (computed: {_MASTER_BYTES} B for each of the {words})")
 
         return __init__
 
@@ -128,11 +136,7 @@ class BFloat16Weights(ForcedChange):
             return
         root.to(dtype=_LOW)
         self._done = True
-        trained = sum(each.numel() for each in wide if each.requires_grad)
-        self.note(
-            f"forced: weights and buffers of {type(root).__name__} in bfloat16; FP32 master copies would add "
-            f"{format_bytes(_MASTER_BYTES * trained)} (computed: {_MASTER_BYTES} B for each of {trained:,} parameters)"
-        )
+        self.note(f"forced: weights and buffers of {type(root).__name__} in bfloat16")
 
 
 def _wrappers() -> Iterable[tuple[int, Place]]:

@@ -30,7 +30,7 @@ from ampmem.growth import LEAST_STEPS, growth_of
 from ampmem.output import lock_file
 from ampmem.own_code import script_line
 from ampmem.patching import hook
-from ampmem.recorder.models.holders import names_of_holders
+from ampmem.recorder.models.holders import Variables, holders_of
 from ampmem.recorder.models.live import collection_paused, live_at_start, live_tensors
 from ampmem.recorder.options import Options
 from ampmem.recorder.process import active, become_active, check_none, release
@@ -244,7 +244,7 @@ class GrowthLook:
         self.step = step
         self._there = {id(each): weakref.ref(each) for each in _other_tensors()}
 
-    def end(self, step: int, line_of: Callable[[int], str]) -> Grown:
+    def end(self, step: int, line_of: Callable[[int], str], variables: Variables) -> Grown:
         """The second look, at the end of ``step``; ``line_of`` returns the line that allocated an address."""
         fresh = [
             each for each in _other_tensors() if (known := self._there.get(id(each))) is None or known() is not each
@@ -252,7 +252,7 @@ class GrowthLook:
         fresh.sort(key=lambda each: -each.nbytes)
         del fresh[_LOOKED_AT:]
         by_holder: dict[str, list[int]] = {}
-        for tensor, name in zip(fresh, names_of_holders(fresh), strict=True):
+        for tensor, (name, _) in zip(fresh, holders_of(fresh, variables.by_id()), strict=True):
             line = line_of(tensor.untyped_storage().data_ptr() if tensor.device.type == "cuda" else 0)
             by_holder.setdefault(_called(name, line)[:NAME], []).append(tensor.nbytes)
         ordered = sorted(by_holder.items(), key=lambda each: -sum(each[1]))[:_LINES]
@@ -266,6 +266,7 @@ _LOOKED_AT = 1000
 _LOOK_STEPS = 10
 """Number of steps between the two looks."""
 _NUMBER = re.compile(r"\[\d+\]")
+_ROOT = re.compile(r"(?<!^self)[.\[].*")
 
 
 def _called(holder: str, line: str) -> str:
@@ -507,7 +508,7 @@ class Watcher:
         if look is not None and row.step - look.step >= _LOOK_STEPS:
             self._look = None
             with collection_paused():
-                grown = look.end(row.step, self._gauge.line_of)
+                grown = look.end(row.step, self._gauge.line_of, self._light.listener.variables)
             if grown.held:
                 self._write(lambda file: file.grown(grown))
         why = self._plans.wanted(row, grows=self._grows)
@@ -663,8 +664,9 @@ class Watcher:
         found = [each for each in live_tensors() if _has_memory(each) and at(each) in addresses]
         found = sorted(found, key=lambda each: -each.nbytes)[:_LOOKED_AT]
         holders: dict[str, list[torch.Tensor]] = {}
-        for tensor, name in zip(found, names_of_holders(found), strict=True):
-            root = re.split(r"[.\[]", name, maxsplit=1)[0]  # all of `ema` in `ema['0.weight']`
+        named = holders_of(found, self._light.listener.variables.by_id())
+        for tensor, (name, _) in zip(found, named, strict=True):
+            root = _ROOT.sub("", name)  # all of `ema` in `ema['0.weight']`
             if root not in ("", "dict", "list", "set", "tuple"):
                 holders.setdefault(root[:NAME], []).append(tensor)
         largest = sorted(holders, key=lambda name: -sum(each.nbytes for each in holders[name]))

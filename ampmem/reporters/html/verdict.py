@@ -13,9 +13,9 @@ from ampmem.analysis.answer import Answer, Composition, Verdict
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.palette import FILLS, Fill, label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
-from ampmem.reporters.text.answer import Wording, capital, listed, when, wording
+from ampmem.reporters.text.answer import Wording, capital, when, wording
 from ampmem.reporters.text.plain_text import signed
-from ampmem.units import format_apart, format_bytes, peaks_apart
+from ampmem.units import format_apart, format_bytes, listed, peaks_apart
 
 _HATCHES = {"/": "slashes", ".": "dots"}
 

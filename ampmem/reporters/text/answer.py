@@ -13,7 +13,7 @@ from ampmem.analysis.summary import PLACES, Peak, PeakPlace, Step, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.plain_text import shorten, signed, times, wrapped
-from ampmem.units import format_bytes, format_close, format_count, format_peak, peaks_apart, peaks_close
+from ampmem.units import format_bytes, format_close, format_count, format_peak, listed, peaks_apart, peaks_close
 
 
 def asked(oom: FailedRequest) -> str:
@@ -537,11 +537,6 @@ def in_phase(phase: str, step: str = "") -> str:
     if not step:
         return words
     return f"{words}, in {step}" if phase == _DATA else f"{words} of {step}"
-
-
-def listed(words: Sequence[str]) -> str:
-    """The words as a list: ``a, b and c``."""
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def capital(text: str) -> str:

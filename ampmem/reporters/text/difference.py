@@ -10,11 +10,11 @@ from ampmem.analysis.difference.sides import Moment
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.names import shape_text
-from ampmem.reporters.text.answer import capital, in_phase, listed, name
+from ampmem.reporters.text.answer import capital, in_phase, name
 from ampmem.reporters.text.layout import Layout, number, table, table_with_lines, words
 from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
 from ampmem.reporters.text.plain_text import columns as columns_of
-from ampmem.units import counted, format_apart, format_bytes, format_count, format_peak, peaks_apart
+from ampmem.units import counted, format_apart, format_bytes, format_count, format_peak, listed, peaks_apart
 
 CHANGES = 10
 """The number of changes shown by default."""

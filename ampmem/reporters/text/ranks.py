@@ -37,7 +37,6 @@ from ampmem.reporters.text.answer import (
     Wording,
     capital,
     in_phase,
-    listed,
     made_of,
     name,
     percent_of,
@@ -48,7 +47,7 @@ from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, narrowest, number, side_by_side, table, words
 from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped
 from ampmem.reporters.text.run import describe_device, keyed, precision_in_words, render_next, warning_lines
-from ampmem.units import counted, format_bytes, format_count, format_peak, peaks_close
+from ampmem.units import counted, format_bytes, format_count, format_peak, listed, peaks_close
 from ampmem.vocabulary import SourceKind
 
 

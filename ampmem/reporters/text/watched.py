@@ -104,10 +104,14 @@ def _newcomers(found: WatchedSummary) -> Iterator[str]:
     for before, part in pairwise(each for each in found.full if each.categories):
         added = {name: size - before.categories.get(name, 0) for name, size in part.categories.items()}
         most = max(added, key=lambda name: added[name])
-        if part.why in (Why.HIGHEST, Why.GROWTH) and added[most] >= _NEWS * (part.peak or 0):
+        lines = {line: size - before.lines.get(line, 0) for line, size in part.lines.items()}
+        line, size = max(lines.items(), key=lambda each: each[1], default=("", 0))
+        least = _NEWS * (part.peak or 0)
+        if part.why in (Why.HIGHEST, Why.GROWTH) and added[most] >= least:
             yield (
                 f"new in steps {part.first} to {part.last}, compared with steps {before.first} to {before.last}: "
                 f"{format_bytes(added[most])} more in `{most}`"
+                + (f"; {format_bytes(size)} more allocated at {line}" if size >= least else "")
             )
 
 

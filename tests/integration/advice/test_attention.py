@@ -17,10 +17,14 @@ pytestmark = pytest.mark.slow
 BATCH, HEADS, LENGTH, LAYERS = 2, 8, 256, 3
 WEIGHTS = BATCH * HEADS * LENGTH * LENGTH * 4
 """Bytes of the attention weights of a layer in float32."""
+KEPT_INSTEAD = 32 + 2
+"""A fused kernel keeps 32 numbers of each head and query, and one in float32, where the math kernel keeps LENGTH."""
 SCRIPT = """
 import math
+from contextlib import nullcontext
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn import functional as F
 
 size, groups, kind = {size}, {groups}, "{kind}"
@@ -34,7 +38,8 @@ class Layer(nn.Module):
         q, k = (each(x).unflatten(-1, (-1, size)).transpose(1, 2) for each in (self.query, self.key))
         if kind == "repeated":
             k = k.repeat_interleave(groups, 1)
-        y = F.scaled_dot_product_attention(q, k, k, mask, enable_gqa=k.shape[1] < q.shape[1])
+        with sdpa_kernel(SDPBackend.MATH) if kind == "disabled" else nullcontext():
+            y = F.scaled_dot_product_attention(q, k, k, mask, enable_gqa=k.shape[1] < q.shape[1])
         return x + y.transpose(1, 2).flatten(2)
 
 if "reduced" in kind:
@@ -74,10 +79,20 @@ def test_repeated_heads_let_a_fused_kernel_run_in_float32(tmp_path: Path) -> Non
     assert (said.severity, said.bytes) == ("advice", LAYERS * WEIGHTS)
     after, fused = recorded(tmp_path, "repeated", groups=4, autocast=False)
     assert said.off_peak is not None
-    assert said.off_peak >= LAYERS * WEIGHTS
-    assert before - after >= said.off_peak
+    assert before - after >= said.off_peak >= LAYERS * WEIGHTS * (LENGTH - KEPT_INSTEAD) // LENGTH
     assert "ran its memory-efficient kernel" in fused.message
     assert "float32" in fused.message
+
+
+def test_a_script_that_disables_the_fused_kernels_allows_them_again(tmp_path: Path) -> None:
+    before, said = recorded(tmp_path, "disabled")
+    assert said.message.endswith("the script disabled the flash, memory-efficient and cuDNN kernels.")
+    assert (said.severity, said.bytes) == ("advice", LAYERS * WEIGHTS)
+    after, fused = recorded(tmp_path, "enabled")
+    assert said.off_peak is not None
+    assert before - after >= said.off_peak >= LAYERS * WEIGHTS * (LENGTH - KEPT_INSTEAD) // LENGTH
+    assert fused.message.startswith("F.scaled_dot_product_attention in * ran its flash kernel, which keeps ")
+    assert (fused.severity, fused.off_peak) == ("info", None)
 
 
 def test_the_math_kernel_keeps_half_with_the_reduced_precision_switch(tmp_path: Path) -> None:

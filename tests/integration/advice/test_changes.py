@@ -224,6 +224,42 @@ def kept_results(changed: bool) -> None:
                 del result
 
 
+class Metric(nn.Module):
+    """Keeps what it is given, as a metric of torchmetrics does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = None
+        self.kept: dict[str, list[Tensor]] = {"results": []}
+
+
+class Evaluation:
+    """Keeps each batch's result in a metric: two levels below the variable ``self`` are its lists."""
+
+    def __init__(self) -> None:
+        self.metric = Metric()
+        self.model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 256))
+
+    def train(self, *, changed: bool) -> None:
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        batch = torch.randn(128, 64)
+        for _ in range(STEPS):
+            self.model(batch[:16]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            self.metric.kept["results"] = []
+            with torch.no_grad():
+                for _ in range(5):
+                    result = self.model(batch)
+                    self.metric.kept["results"].append(result.sum() if changed else result)
+                    del result
+
+
+def results_in_a_metric(changed: bool) -> None:
+    """A metric that an object holds keeps the result of each batch, in a list that a dictionary holds."""
+    Evaluation().train(changed=changed)
+
+
 def concatenated_results(changed: bool) -> None:
     """Each batch's result is concatenated with those before, which exist twice for a moment."""
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 256))
@@ -508,6 +544,7 @@ CASES = (
     Case(evaluation_with_gradients_on, "no-grad-missing", exact=False),
     Case(kept_results, "predictions-kept", exact=False),
     Case(concatenated_results, "predictions-kept", exact=False),
+    Case(results_in_a_metric, "predictions-kept", exact=False),
     Case(one_of_two_optimizers, "foreach-temporaries"),
 )
 
@@ -519,6 +556,10 @@ CASES = (
             foreach_of_a_loaded_state,
             'group["fused"] = True for each group in the param_groups of the state that the script loads, before '
             "optimizer.load_state_dict(...), which puts the saved setting back",
+        ),
+        (
+            results_in_a_metric,
+            "compute the metric for each batch and keep its number, not `self.metric.kept['results']`",
         ),
         (entry_of_an_output, "out['logits'] = None after the loss, if nothing reads it later"),
     ],

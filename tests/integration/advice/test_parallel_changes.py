@@ -37,9 +37,12 @@ dist.init_process_group("nccl")
 device = f"cuda:{os.environ['LOCAL_RANK']}"
 torch.cuda.set_device(device)
 model = nn.Sequential(*(Block() for _ in range(3))).to(device)
+def before():
+    pass
 WRAP
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(3):
+    before()
     model(torch.randn(64, 100, device=device)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -51,6 +54,18 @@ KEPT, RESHARDED = ", reshard_after_forward=False", ", reshard_after_forward=True
 VIEWS, ZERO2 = ", gradient_as_bucket_view=True", ", sharding_strategy=ShardingStrategy.SHARD_GRAD_OP"
 BF16 = "(param_dtype=torch.bfloat16, reduce_dtype=torch.float32"
 RESULTS = "output_dtype=torch.float32)"
+TWICE = """
+def before():
+    model.set_requires_gradient_sync(False)
+    model(torch.randn(64, 100, device=device)).square().mean().backward()
+    model.set_requires_gradient_sync(True)
+"""
+TWICE_FSDP1 = """
+def before():
+    with model.no_sync():
+        model(torch.randn(64, 100, device=device)).square().mean().backward()
+"""
+UNREDUCED = "\nmodel.set_requires_gradient_sync(False)"
 ALONE = "; each.set_modules_to_backward_prefetch([each])"
 CHANGES = {
     "no prefetch": ("--force-no-prefetch", FSDP2.format(""), FSDP2.format("") + ALONE),
@@ -70,6 +85,12 @@ CHANGES = {
     "a view": ("--force-bucket-view", DDP.format(VIEWS.replace("True", "False")), DDP.format(VIEWS)),
     "kept": ("--force-reshard", FSDP2.format(KEPT), FSDP2.format(RESHARDED)),
     "kept by two": ("--force-reshard", FSDP2.format(KEPT.replace("False", "2")), FSDP2.format(RESHARDED)),
+    "unreduced gradients": ("--force-gradient-sync", FSDP2.format("") + UNREDUCED, FSDP2.format("")),
+    "unreduced gradients of the older one": (
+        "--force-gradient-sync",
+        FSDP1.format("") + TWICE_FSDP1,
+        FSDP1.format("") + TWICE_FSDP1.replace("with model.no_sync():", "if True:"),
+    ),
     "kept by the older one": ("--force-reshard", FSDP1.format(ZERO2), FSDP1.format("")),
 }
 """Options, what the script has, and the same with the change written in it."""
@@ -117,10 +138,23 @@ def test_gradients_that_are_views_of_the_buckets_save_what_is_computed() -> None
 
 
 def test_gradients_that_no_backward_reduces_are_whole() -> None:
-    plain, whole = (FSDP2.format("") + more for more in ("", "\nmodel.set_requires_gradient_sync(False)"))
-    (said,) = (each for each in findings(analyse(recorded("", whole))) if each.code == "unreduced-gradients")
-    assert said.bytes == 3 * 4 * (100 * 400 + 400 + 400 * 100 + 100)
-    assert not [each for each in findings(analyse(recorded("", plain))) if each.code == "unreduced-gradients"]
+    """The first of two micro-batches, or all; the change saves at least what is computed where gradients are used."""
+    for more, used in ((UNREDUCED, False), (TWICE, True)):
+        before = analyse(recorded("", FSDP2.format("") + more))
+        after = analyse(recorded("--force-gradient-sync", FSDP2.format("") + more))
+        (said,) = (each for each in findings(before) if each.code == "unreduced-gradients")
+        assert said.bytes == 3 * 4 * (100 * 400 + 400 + 400 * 100 + 100)
+        less = int(before.timeline.total.max()) - int(after.timeline.total.max())
+        assert less >= (said.off_peak or 0) >= said.bytes // 2 * used
+        assert said.proof.endswith("--allow gradient-sync train.py") == used
+        assert not [each for each in findings(after) if each.code == "unreduced-gradients"]
+
+
+@pytest.mark.parametrize("wrap", [FSDP2.format(""), FSDP1.format(", use_orig_params=True")])
+def test_master_copies_of_weights_in_bfloat16_are_those_of_the_ranks_shard(wrap: str) -> None:
+    shard = 3 * (100 * 400 + 400 + 400 * 100 + 100) // 4
+    said = f"computed: 4 B for each of the {shard:,} parameters of AdamW on this device"
+    assert [note for note in recorded("--precision bf16", wrap).remarks if said in note]
 
 
 REFUSED = {

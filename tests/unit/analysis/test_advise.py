@@ -680,6 +680,18 @@ def test_changes_of_how_ranks_train_are_tried_where_there_are_ranks() -> None:
     replicated, sharded = replace(SCRIPT, replicated=True), replace(SCRIPT, sharded=True)
     assert of_ranks & set(search(None, allowed=EVERY, script=replicated)) == {Forced(bucket_view=True)}
     assert of_ranks & set(search(None, allowed=EVERY, script=sharded)) == of_ranks - {Forced(bucket_view=True)}
+    unreduced = Forced(gradient_sync=True)
+    assert unreduced in search(None, allowed=EVERY, script=replace(sharded, unreduced=True))
+    assert unreduced not in search(None, allowed=EVERY, script=sharded)
+
+
+def test_weights_in_bfloat16_are_tried_alone_also_under_autocast() -> None:
+    autocast = replace(SCRIPT, no_precision="the script already uses autocast, with bfloat16")
+    trials = search(10, allowed=EVERY, script=autocast)
+    assert [forced for forced in trials if forced.low_weights] == [Forced(low_weights=True)]
+    assert Forced(low_weights=True).options() == ["--precision", "bf16"]
+    refused = replace(SCRIPT, no_low_weights="every run already has the precision amp")
+    assert why_not_run(Forced(low_weights=True), refused) == refused.no_low_weights
 
 
 def test_resharding_is_combined_with_no_prefetch_which_saves_nothing_alone() -> None:

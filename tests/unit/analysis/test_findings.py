@@ -1,6 +1,6 @@
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -330,12 +330,22 @@ def with_a_number() -> set[str]:
     """The codes of the findings that may say what their change takes off, as the source of the checks has it."""
     found = set()
     for check in (*CHECKS, *OF_INFERENCE):
-        for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(check) or check))):
+        for node in nodes_of(check, set()):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
                 given = {word.arg: ast.unparse(word.value) for word in node.keywords}
                 if "advice" in given.get("severity", "advice") or {"off_peak", "off_reserved"} & given.keys():
-                    found.add(ast.literal_eval(given["code"]))
+                    found.add(check.__name__.replace("_", "-"))
     return found
+
+
+def nodes_of(function: Callable[..., object], seen: set[object]) -> Iterator[ast.AST]:
+    """The syntax of a function and of those of its module that it names."""
+    seen.add(function)
+    for node in ast.walk(ast.parse(inspect.getsource(function))):
+        yield node
+        named = getattr(inspect.getmodule(function), node.id, None) if isinstance(node, ast.Name) else None
+        if inspect.isfunction(named) and named.__module__ == function.__module__ and named not in seen:
+            yield from nodes_of(named, seen)
 
 
 def test_the_change_of_every_finding_with_a_number_is_made_in_a_test() -> None:
@@ -936,22 +946,32 @@ EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "mask", "why"),
+    ("dtype", "width", "mask", "disabled", "why"),
     [
-        ("float32", 32, None, "q, k and v are float32"),
-        ("bfloat16", 512, None, "the head size is 512"),
-        ("bfloat16", 32, (2, 1, 16, 20), "it was given an attn_mask"),
-        ("bfloat16", 32, None, "do not take its arguments on this device"),
+        ("float32", 32, None, "", "q, k and v are float32"),
+        ("bfloat16", 512, None, "", "the head size is 512"),
+        ("bfloat16", 32, (2, 1, 16, 20), "", "it was given an attn_mask"),
+        ("bfloat16", 32, None, "", "do not take its arguments on this device"),
+        (
+            "bfloat16",
+            32,
+            None,
+            "flash",
+            "kernel, which keeps 8.8 KiB for backward: the script disabled the flash kernel.",
+        ),
+        ("bfloat16", 512, None, "flash, cuDNN", "at most 256; the script disabled the flash and cuDNN kernels."),
     ],
 )
 def test_why_another_attention_kernel_did_not_run(
-    dtype: str, width: int, mask: tuple[int, ...] | None, why: str
+    dtype: str, width: int, mask: tuple[int, ...] | None, disabled: str, why: str
 ) -> None:
     story = Story(weight=10)
     story.begin(0, Phase.FORWARD)
     story.tensor(
         Fact.OUTPUT, 0x2000, 9000, EFFICIENT, module="block.3", dtype=dtype, shape=shape_text((2, 4, 16, width))
     )
+    if disabled:
+        story.fact(Fact.DISABLED, 0x2000, disabled)
     for shape in filter(None, ((2, 4, 16, width), mask)):
         story.fact(Fact.SAVED, 0x2000, EFFICIENT, dtype=dtype, shape=shape_text(shape))
     story.enter(Phase.BACKWARD)

@@ -12,7 +12,7 @@ from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models import holders
-from ampmem.recorder.models.holders import HolderLog, Variables, names_of_holders
+from ampmem.recorder.models.holders import HolderLog, Variables, holders_of
 from ampmem.recorder.models.models import Models
 
 
@@ -40,6 +40,10 @@ class Decoder(nn.Module):
         self.past = [torch.ones(3)]
 
 
+def names_of(tensors: list[torch.Tensor]) -> list[str]:
+    return [name for name, _ in holders_of(tensors, {})]
+
+
 def module_with(**variables: object) -> ModuleType:
     module = ModuleType("script")
     module.__dict__.update(variables)
@@ -50,7 +54,7 @@ def test_a_tensor_is_named_after_the_object_that_holds_it() -> None:
     cache, decoder, script = Cache(), Decoder(), module_with(KEPT={"past": torch.ones(3)})
     for layer in cache.layers:
         layer.keys = torch.ones(3)
-    names = names_of_holders([cache.layers[1].keys, decoder.past[0], script.KEPT["past"]])
+    names = names_of([cache.layers[1].keys, decoder.past[0], script.KEPT["past"]])
     assert names == ["Cache.layers[1].keys", "Decoder.past[0]", "KEPT['past']"]
 
 
@@ -59,31 +63,31 @@ def test_of_two_objects_the_name_is_the_same_whenever_the_collector_ran() -> Non
     loader = Loader(kept)
     gc.collect()  # the collector now has the iterator before the loader, since it is younger
     iterator = _Iterator(kept)
-    assert names_of_holders([kept]) == ["Loader.kept"]
+    assert names_of([kept]) == ["Loader.kept"]
     gc.collect()
-    assert names_of_holders([kept]) == ["Loader.kept"]
+    assert names_of([kept]) == ["Loader.kept"]
     del loader, iterator
 
 
 def test_what_a_local_container_holds_is_named_after_that() -> None:
     past = {"keys": (torch.ones(3), torch.ones(3))}
-    assert names_of_holders([past["keys"][1]]) == ["dict['keys'][1]"]
+    assert names_of([past["keys"][1]]) == ["dict['keys'][1]"]
 
 
 def test_the_arguments_of_a_call_hold_nothing() -> None:
     arguments, past = (torch.ones(3), None), ((torch.ones(3), torch.ones(3)), None)
-    assert names_of_holders([arguments[0]]) == [""]
-    assert names_of_holders([past[0][1]]) == ["tuple[0][1]"]
+    assert names_of([arguments[0]]) == [""]
+    assert names_of([past[0][1]]) == ["tuple[0][1]"]
 
 
 def test_what_a_local_variable_holds_has_no_name() -> None:
     tensor = torch.ones(3)
-    assert names_of_holders([tensor]) == [""]
+    assert names_of([tensor]) == [""]
 
 
 def test_of_no_tensors_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("that walks through all objects"))
-    assert names_of_holders([]) == []
+    assert names_of([]) == []
 
 
 def test_modules_that_did_not_run_are_looked_for_where_parameters_are_unknown() -> None:

@@ -538,12 +538,12 @@ def test_an_evaluation_looks_at_what_is_kept_before_each_batch() -> None:
     script.play("m fbu")
     script.done.clear()
     script.forward(grad=False)
-    assert script.done == [Do.LOOK, Do.PAUSE, Do.SEE_MODEL, Do.OBSERVE, Do.END_FORWARD]
+    assert script.done == [Do.LOOK_INSIDE, Do.PAUSE, Do.SEE_MODEL, Do.OBSERVE, Do.END_FORWARD]
     for _ in range(MOST_LOOKS_AT_EVALUATIONS):
         script.forward(grad=False)
-    assert script.done.count(Do.LOOK) == MOST_LOOKS_AT_EVALUATIONS
+    assert script.done.count(Do.LOOK_INSIDE) == MOST_LOOKS_AT_EVALUATIONS
     script.play("fbu")
-    assert script.done.count(Do.LOOK) == MOST_LOOKS_AT_EVALUATIONS + 3  # those of the step itself
+    assert script.done.count(Do.LOOK) == 3  # those of the step itself
 
 
 def test_an_evaluation_alone_is_recorded_from_its_first_batch_to_the_next_training() -> None:
@@ -578,7 +578,7 @@ def test_an_evaluation_inside_a_forward_lets_that_go_on() -> None:
     script.enter()
     script.done.clear()
     script.forward(grad=False, observed=True)
-    assert script.done == [Do.LOOK, Do.PAUSE, Do.SEE_MODEL, Do.OBSERVE]
+    assert script.done == [Do.LOOK_INSIDE, Do.PAUSE, Do.SEE_MODEL, Do.OBSERVE]
     assert script.text == "FEF"
 
 

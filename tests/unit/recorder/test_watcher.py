@@ -5,6 +5,9 @@ from itertools import pairwise
 
 import torch
 
+from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.models.holders import Variables
 from ampmem.recorder.watch.gauges import CpuGauge, Reading
 from ampmem.recorder.watch.watcher import FullRecordings, GrowthLook, Series
 from ampmem.recording.watched import Row, Why
@@ -75,7 +78,7 @@ def test_what_came_between_two_looks_is_named_by_its_holder() -> None:
     look = GrowthLook(100)
     for _ in range(10):
         cache.kept.append(torch.zeros(256))
-    found = look.end(110, lambda address: "")
+    found = look.end(110, lambda address: "", Variables(Log(RealAddresses())))
     assert (found.step, found.steps) == (110, 10)
-    assert [(each.what, each.bytes, each.count) for each in found.held] == [("Cache.kept[*]", 10 * 1024, 10)]
+    assert [(each.what, each.bytes, each.count) for each in found.held] == [("cache.kept[*]", 10 * 1024, 10)]
     del before
