@@ -217,7 +217,7 @@ class _Counted(CountedRuns):
 def _fits_text(memory: Memory | None) -> str:
     if memory is None:
         return "does not fit"
-    fits = "fits" if memory.surely else "may not fit"
+    fits = "fits" if memory.surely else "may fit"
     return f"{fits}, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
 
 
@@ -243,7 +243,9 @@ def _make(
 def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
     memory, failure = None, ended.failure
     notes: tuple[str, ...] = ()
-    if path.exists():
+    if not path.exists():
+        failure = failure or "its recording is missing"
+    else:
         try:
             recording = read(path)
             notes = recording.remarks
