@@ -234,6 +234,8 @@ def left_by_failure(session: Session, path: Path, stopper: Stopper, *, later: bo
     if recorded and later:
         said = f"{counted(recorded, 'step')} and the request that failed later are in {there}"
         return f"the script failed after the recorded steps; {said} {show}"
+    if recorded and session.outcome.interrupted:
+        return f"interrupted after {counted(recorded, 'step')}; what was recorded is in {there} {show}"
     if recorded:
         return f"the script failed; {ended} {'is' if recorded == 1 else 'are'} in {there} {show}"
     discard(session)
@@ -296,7 +298,7 @@ def show_tables(recording: Path, named: Path, audience: Audience) -> None:
     audience.show(render_reports([report], layout=layout_for(audience.screen)))
 
 
-def show_shortage(recording: Path, audience: Audience) -> None:
+def show_shortage(recording: Path, _: Path, audience: Audience) -> None:
     """Show the out-of-memory report of the run."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.layout import layout_for

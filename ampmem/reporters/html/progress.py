@@ -46,4 +46,5 @@ class PageProgress:
     def _begin(self) -> None:
         with self._lock:
             self._shown = bool(self._text)
+            self._terminal.write(self._terminal.line_start())
             self.say(self._text)

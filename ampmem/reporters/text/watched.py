@@ -9,6 +9,7 @@ from ampmem.analysis.watched import FullPart, HeldBefore, Shortage, WatchedSumma
 from ampmem.growth import LEAST_STEPS
 from ampmem.output import printable
 from ampmem.recording.watched import Why
+from ampmem.reporters.text.answer import capital
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped
 from ampmem.units import format_bytes, format_count, format_peak
@@ -33,8 +34,10 @@ SAMPLED = "on the CPU a peak is a lower bound: the largest value seen when a mod
 def render_watched(found: WatchedSummary, layout: Layout = PLAIN) -> str:
     """The whole text about the run."""
     parts = [
-        layout.heading(watched_heading(found)),
-        "\n".join(line for text in summary_lines(found) for line in wrapped(text, layout.width)),
+        layout.heading(watched_verdict(found)),
+        "\n".join(
+            line for text in (watched_heading(found), *summary_lines(found)) for line in wrapped(text, layout.width)
+        ),
     ]
     if found.shortage is not None:
         parts += [layout.alarm("Out of memory"), _shortage(found.shortage, layout)]
@@ -60,10 +63,18 @@ def watched_heading(found: WatchedSummary) -> str:
     return f"{script}{device}{simulated}{ranks}"
 
 
+def watched_verdict(found: WatchedSummary) -> str:
+    """The answer in one sentence: whether memory ran out, and whether it grows."""
+    short, grows = found.shortage, growth_line(found)
+    if short is not None:
+        ran_out = f"memory ran out in step {short.step}, {PHASES.get(short.phase, short.phase)}"
+        return capital(f"{ran_out}; {grows}" if found.highest is not None else ran_out)
+    return capital("no step has ended" if found.highest is None else grows)
+
+
 def summary_lines(found: WatchedSummary) -> Iterator[str]:
-    """The run in sentences."""
+    """The run in sentences, besides the verdict."""
     if found.highest is None or found.last is None:
-        yield "no step has ended"
         yield from _end(found)
         return
     kept = "" if found.rows == found.steps else f" ({format_count(found.rows)} rows are kept, extremes always)"
@@ -83,7 +94,6 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
         f"after step {last.step}: {format_bytes(last.alive)} allocated{reserved}{split}{retries}; the process uses "
         f"{format_bytes(last.host)} of host memory"
     )
-    yield growth_line(found)
     for grown in found.grown[-1:]:
         held = ", ".join(f"{format_bytes(each.bytes)} in {each.count} by {each.what}" for each in grown.held[:_LARGEST])
         yield f"still held of steps {grown.step - grown.steps + 1} to {grown.step}: {held}"
@@ -136,11 +146,14 @@ def _state(found: WatchedSummary) -> str:
         return "running"
     if found.ending is None:
         return "no end written"
-    return "ended with an error" if found.ending.failure is not None else "ended"
+    if found.ending.failure is None:
+        return "ended"
+    return "interrupted" if found.ending.failure.interrupted else "ended with an error"
 
 
 def _end(found: WatchedSummary) -> Iterator[str]:
-    if (ending := found.ending) is not None and ending.failure is not None:
+    ending = found.ending
+    if ending is not None and ending.failure is not None and not ending.failure.interrupted:
         said = ending.failure.line.partition(". ")[0] if ending.out_of_memory else ending.failure.line
         yield f"in step {ending.step} the script failed: {said}"
 
