@@ -13,6 +13,7 @@ from typing import Any
 
 from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
+from ampmem.analysis.levers import LOSS_CHUNKS
 from ampmem.analysis.suggested import Suggestion
 from ampmem.units import format_bytes
 from ampmem.vocabulary import NOTHING_FORCED, WORKSPACE_CONFIG, Device, Forced
@@ -22,9 +23,6 @@ EXPANDABLE = "expandable_segments:True"
 
 WORKSPACE = ":16:8"
 """The smaller of the two settings (128 KiB) that cuBLAS documents for deterministic results."""
-
-LOSS_CHUNKS = 8
-"""The number of chunks in which the loss is tried."""
 
 MEMORY_BUDGETS = (0.75, 0.5, 0.25)
 """The shares of its activations that compiled code may keep for backward, in the order in which they are tried."""
