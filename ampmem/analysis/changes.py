@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import Any
 
 from ampmem.analysis.blocks import Blocks
@@ -26,6 +26,18 @@ WORKSPACE = ":16:8"
 
 MEMORY_BUDGETS = (0.75, 0.5, 0.25)
 """The shares of its activations that compiled code may keep for backward, in the order in which they are tried."""
+
+
+class Loop(StrEnum):
+    """Whose training loop the script uses, and whose model; a change is written in its words."""
+
+    OWN = "own"
+    """The script's own."""
+    OF_TRANSFORMERS = "transformers"
+    """The script's own, for a model of transformers."""
+    TRAINER = "Trainer"
+    """The Trainer of transformers."""
+    LIGHTNING = "Lightning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +71,9 @@ class Script:
     device: Device = Device.SIMULATED
     """The device of the runs."""
     device_name: str = ""
+    loop: Loop = Loop.OWN
+    profiled: str = ""
+    """What follows ``ampmem profile`` and a change's options on a command line that runs the script."""
     replicated: bool = False
     """Whether the script trains on several ranks, each with all parameters."""
     sharded: bool = False
@@ -73,13 +88,15 @@ class Script:
 class Trial:
     """A run with changes. ``memory`` is ``None`` if it ran out, or if ``failure`` says why there was no run.
 
-    ``flops`` are the last step's, ``recomputed_flops`` the part that backward computed again, and ``moved_bytes`` the
-    bytes that the step copied between GPU and CPU; 0 if unknown. ``step_ns`` is the duration of a step
-    without recording, on a real device. ``rank`` is the rank that has these peaks, where there are several.
+    ``needed`` are then the bytes that were alive and the request that failed; ``None`` if unknown. ``flops`` are the
+    last step's, ``recomputed_flops`` the part that backward computed again, and ``moved_bytes`` the bytes that the step
+    copied between GPU and CPU; 0 if unknown. ``step_ns`` is the duration of a step without recording, on a real device.
+    ``rank`` is the rank that has these peaks, where there are several.
     """
 
     memory: Memory | None
     failure: str | None = None
+    needed: int | None = None
     rank: int | None = None
     flops: int = 0
     recomputed_flops: int = 0
@@ -140,7 +157,9 @@ class Change:
         return self.cost if isinstance(self.cost, str) else self.cost(value, script, trial)
 
     def lines(self, value: Any, script: Script) -> tuple[str, ...]:
-        """The change as lines of code."""
+        """The change as lines of code, in the words of the script's training loop."""
+        if (written := _IN_LOOPS.get((self.field, script.loop))) is not None and (said := written(value, script)):
+            return said
         return (self.code.format(value=value),) if isinstance(self.code, str) else self.code(value, script)
 
 
@@ -193,6 +212,58 @@ def _batch_refused(size: int, script: Script) -> str | None:
         return "no DataLoader was seen making the script's batches"
     return "the batch has only one sample" if script.batch == 1 else None
 
+
+# The same in the words of libraries.
+
+
+def _written(text: str) -> Callable[[Any, Script], tuple[str, ...]]:
+    return lambda value, _: (text.format(value=value),)
+
+
+def _of_all_blocks(text: str) -> Callable[[Any, Script], tuple[str, ...]]:
+    return lambda names, script: (text,) if script.blocks is not None and names == script.blocks.names else ()
+
+
+def _batch(batch: str, accumulated: str) -> Callable[[Any, Script], tuple[str, ...]]:
+    def lines(size: int, script: Script) -> tuple[str, ...]:
+        return (f"{batch.format(size)}, {accumulated.format(-(-(script.batch or size) // size))}",) if size else ()
+
+    return lines
+
+
+_NOT_REENTRANT = "gradient_checkpointing_kwargs={'use_reentrant': False}"
+_LOSS_OF_TRANSFORMERS = _written(
+    """\
+def one_chunk(logits, target):
+    return F.cross_entropy(logits.float(), target, reduction='sum')
+def loss_function(logits, labels, vocab_size, **_):
+    target = F.pad(labels, (0, 1), value=-100)[..., 1:].flatten().to(logits.device)
+    parts = zip(logits.view(-1, vocab_size).chunk({value}), target.chunk({value}))
+    losses = [torch.utils.checkpoint.checkpoint(one_chunk, *part, use_reentrant=False) for part in parts]
+    return torch.stack(losses).sum() / (target != -100).sum()
+model.loss_function = loss_function  # for a causal language model that gets labels"""
+)
+_IN_LOOPS: dict[tuple[str, Loop], Callable[[Any, Script], tuple[str, ...]]] = {
+    ("checkpoint", Loop.OF_TRANSFORMERS): _of_all_blocks(f"model.gradient_checkpointing_enable({_NOT_REENTRANT})"),
+    ("loss_chunks", Loop.OF_TRANSFORMERS): _LOSS_OF_TRANSFORMERS,
+    ("checkpoint", Loop.TRAINER): _of_all_blocks(
+        f"TrainingArguments(..., gradient_checkpointing=True, {_NOT_REENTRANT})"
+    ),
+    ("loss_chunks", Loop.TRAINER): _LOSS_OF_TRANSFORMERS,
+    ("offload", Loop.TRAINER): _written("with torch.autograd.graph.save_on_cpu(): trainer.train()"),
+    ("fused", Loop.TRAINER): _written("TrainingArguments(..., optim='adamw_torch_fused')"),
+    ("compile", Loop.TRAINER): _written("TrainingArguments(..., torch_compile=True)"),
+    ("bfloat16", Loop.TRAINER): _written("TrainingArguments(..., bf16=True)"),
+    ("batch_size", Loop.TRAINER): _batch(
+        "TrainingArguments(..., per_device_train_batch_size={}", "gradient_accumulation_steps={})"
+    ),
+    ("offload", Loop.LIGHTNING): _written("with torch.autograd.graph.save_on_cpu(): trainer.fit(...)"),
+    ("bfloat16", Loop.LIGHTNING): _written("Trainer(..., precision='bf16-mixed')"),
+    ("batch_size", Loop.LIGHTNING): _batch(
+        "DataLoader(..., batch_size={})", "Trainer(..., accumulate_grad_batches={})"
+    ),
+}
+"""The code of a change, where a library has a word of its own for it; empty where the general code holds."""
 
 CHANGES = (
     Change(

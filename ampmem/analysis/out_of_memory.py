@@ -386,12 +386,15 @@ def advise_command(recording: Recording, gpu: str | None, *options: str) -> str 
 
     ``None`` if no command line started the script, or if no simulated GPU is like the recorded one.
     """
-    run = recording.run
-    script, gpu = _script(run), gpu or _known_gpu(run.device_name, run.source)
-    if script is None or gpu is None:
-        return None
-    precision, shared = _shared_options(recording)
-    return shlex.join(["ampmem", "advise", "--gpu", gpu, *precision, *shared, *options, *script, *run.arguments])
+    gpu = gpu or _known_gpu(recording.run.device_name, recording.run.source)
+    rest = None if gpu is None else rest_of_command(recording, "--gpu", gpu, *options)
+    return rest and f"ampmem advise {rest}"
+
+
+def rest_of_command(recording: Recording, *options: str) -> str | None:
+    """What follows the name of a command that runs the recorded script; ``None`` if no command line started it."""
+    script, (precision, shared) = _script(recording.run), _shared_options(recording)
+    return None if script is None else shlex.join([*options, *precision, *shared, *script, *recording.run.arguments])
 
 
 def _script(run: RunRecord) -> list[str] | None:

@@ -36,6 +36,7 @@ from ampmem.cli.processes.children import (
     profile_arguments,
     run_at_once,
     run_child,
+    say_context,
     say_protected,
 )
 from ampmem.cli.processes.starting import Warmed, warmed
@@ -342,6 +343,7 @@ def fit(
     if html is not None:
         check_output(html, force=options.force)
     say_protected(script)
+    say_context(gpu, gpu.total_memory)
     runs = RunPlan(script=script, varied=varied, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found, interrupted = _search(runs, chosen, gpu, curve=points)
     if found.runs:
