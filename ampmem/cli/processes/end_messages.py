@@ -23,8 +23,10 @@ from ampmem.output import sized
 from ampmem.recorder.script import Target
 from ampmem.recording import add_ending
 from ampmem.units import counted
+from ampmem.vocabulary import SourceKind
 
 if TYPE_CHECKING:
+    from ampmem.analysis.summary import Summary
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.simulator.start import Simulation
@@ -296,6 +298,29 @@ def show_tables(recording: Path, named: Path, audience: Audience) -> None:
 
     report = replace(report_of(recording), file=str(named))
     audience.show(render_reports([report], layout=layout_for(audience.screen)))
+    if line := _cheaper(report.summary):
+        audience.say(line)
+
+
+_MANY_EVENTS = 3000
+"""The events of a step from which on recording it costs about a tenth of a second."""
+_RATIOS = {SourceKind.CPU: ("1.5 to 5.2", "2.2 to 8.8"), SourceKind.CUDA: ("2.1 to 5.5", "5.4 to 9.0")}
+"""The cost of recorded steps of small models with the extension and without, as measured in docs/benchmarks.md."""
+
+
+def _cheaper(summary: Summary) -> str:
+    """The sentence about ``ampmem extension``, if recorded steps were slow and it can be compiled; else empty."""
+    if summary.source not in _RATIOS or summary.conservation.events < _MANY_EVENTS * len(summary.steps):
+        return ""
+    from ampmem.recorder.sources import extension
+
+    if not extension.is_missing():
+        return ""
+    compiled, now = _RATIOS[summary.source]
+    return (
+        "recording made these steps slower: ampmem extension compiles once, in half a minute, and then a recorded step "
+        f"of a small model takes {compiled} times its plain time, not {now} (ampmem docs 'the c++ extension')"
+    )
 
 
 def show_shortage(recording: Path, _: Path, audience: Audience) -> None:
