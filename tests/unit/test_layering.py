@@ -125,7 +125,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "reporters/html": (
         "palette plotlyjs progress safety",
         "stream",
-        "run",
+        "picture run",
         "verdict",
         "comparison ranks",
         "page",
