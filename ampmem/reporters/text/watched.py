@@ -85,7 +85,7 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
         batch += f"; in most steps it was {found.usual_batch}"
     of = f" of {format_bytes(found.run.limit)}" if found.run.limit else ""
     where = PHASES.get(highest.phase, highest.phase)
-    whole = " of a step that ended:" if found.shortage is not None else ""
+    whole = " of the finished steps:" if found.shortage is not None else ""
     yield f"highest peak{whole} {format_peak(highest.peak)}{of}, in step {highest.step}, {where}{batch}"
     reserved = f", {format_bytes(last.reserved)} reserved" if last.reserved else ""
     retries = f", the allocator freed its cache {last.retries} times to continue" if last.retries else ""
