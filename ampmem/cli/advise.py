@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -82,7 +82,7 @@ from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageErr
 from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
 from ampmem.recorder.marker import step_on_text
-from ampmem.recorder.script import Target
+from ampmem.recorder.script import Target, texts_in
 from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.advise import best_change, render_advice
 from ampmem.reporters.text.layout import layout_for
@@ -257,20 +257,13 @@ def _allowed(text: str) -> frozenset[str]:
 
 def loop_of(code: CodeType) -> Loop:
     """Whose training loop a script with this ``code`` uses, by the names in it."""
-    names = set(_names(code))
+    names = set(texts_in(code))
     imported = {name.partition(".")[0] for name in names}
     if imported & {"lightning", "pytorch_lightning"}:
         return Loop.LIGHTNING
     if "transformers" not in imported:
         return Loop.OWN
     return Loop.TRAINER if any(name.endswith("TrainingArguments") for name in names) else Loop.OF_TRANSFORMERS
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
 
 
 def _every_rank(script: ScriptOptions) -> tuple[int, ...]:

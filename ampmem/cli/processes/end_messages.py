@@ -20,7 +20,7 @@ from ampmem.errors import ModelElsewhere, NothingRecorded
 from ampmem.failure import failure_of
 from ampmem.names import RAN_ON, RAN_ON_FAILED, RAN_ON_PREDICTED
 from ampmem.output import sized
-from ampmem.recorder.script import Target
+from ampmem.recorder.script import Target, texts_in
 from ampmem.recording import add_ending
 from ampmem.units import counted
 from ampmem.vocabulary import SourceKind
@@ -348,12 +348,9 @@ _NO_GPU = (
 
 
 def asks_for_cuda(code: CodeType) -> bool:
-    """Whether ``code``, or a function or class in it, names CUDA or a library that picks a device itself."""
-    texts = [*code.co_names, *(each for each in code.co_consts if isinstance(each, str))]
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return any(word in text for text in texts for word in ("cuda", "accelerat", "lightning", "Trainer")) or any(
-        map(asks_for_cuda, inner)
-    )
+    """Whether ``code`` names CUDA or a library that picks a device itself."""
+    picks = ("cuda", "accelerat", "lightning", "Trainer")
+    return any(word in text for text in texts_in(code) for word in picks)
 
 
 def on_the_cpu(script: ScriptOptions) -> str:

@@ -40,8 +40,7 @@ class PageProgress:
         with self._lock:
             self._text = text
             if self._shown:
-                line = shorten(f"ampmem: {text}", _WIDTH) if text else ""
-                self._terminal.write(f"\r\x1b[K{line}")
+                self._terminal.replace(shorten(f"ampmem: {text}", _WIDTH) if text else "")
 
     def _begin(self) -> None:
         with self._lock:

@@ -26,11 +26,14 @@ def render_advice(found: AdviceDocument, layout: Layout = PLAIN) -> str:
     if best is not None:
         tries = command_lines(best.command, layout.width)
         sections.append("\n".join([layout.strong(f"in code: {best.change}"), "", *best.code, *tries]))
-        others = [line for run in found.runs if run is not best and _worth(run) for line in _ways(run, layout)]
+        others = [
+            line
+            for run in found.runs
+            if run is not best and _worth(run)
+            for line in ("", f"{run.change}:", *run.code, *command_lines(run.command, layout.width))
+        ]
         if others:
-            sections.append(
-                "\n".join([layout.strong("each change alone, in code, and the command that tries it"), *others])
-            )
+            sections.append("\n".join([layout.strong(ALONE), *others]))
     return "\n\n".join(sections)
 
 
@@ -39,15 +42,12 @@ def _worth(run: AdvisedRun) -> bool:
     return "," not in run.change and bool(run.code) and _saved(run) not in (ABSENT, "nothing")
 
 
-def _ways(run: AdvisedRun, layout: Layout) -> list[str]:
-    return ["", f"{run.change}:", *run.code, *command_lines(run.command, layout.width)]
-
-
 REFUSED = "refused or failed"
 PROVEN = "losses and gradients of three steps on the CPU"
 
 
 COMPUTED = "not run: other changes that lower the peak of the script as it is, computed from its recording"
+ALONE = "each change alone, in code, and the command that tries it"
 BLOCKS = "blocks, in the order in which they are checkpointed"
 COLUMNS_OF_BLOCKS = ("order", "block", "kept for\nbackward", "FLOPs of\nforward")
 

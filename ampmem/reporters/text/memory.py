@@ -65,13 +65,14 @@ def render_categories(
     return table(columns, rows, layout, strong=(TOTAL, ALLOCATED))
 
 
-_BAR = 20
+BAR = 20
+"""The characters of a whole bar."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def bar_of(size: int, total: int) -> str:
-    """A bar for the share of ``size`` in ``total``, to an eighth of a character; 20 characters are all of it."""
-    whole, eighths = divmod(round(8 * _BAR * size / total) if total else 0, 8)
+    """A bar for the share of ``size`` in ``total``, to an eighth of a character."""
+    whole, eighths = divmod(round(8 * BAR * min(size, total) / total) if total else 0, 8)
     return f"{'█' * whole}{_EIGHTHS[eighths]}".rstrip()
 
 

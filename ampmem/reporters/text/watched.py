@@ -11,6 +11,7 @@ from ampmem.output import printable
 from ampmem.recording.watched import Why
 from ampmem.reporters.text.answer import capital
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
+from ampmem.reporters.text.memory import BAR, bar_of
 from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped
 from ampmem.units import format_bytes, format_count, format_peak
 
@@ -244,9 +245,6 @@ def _rank(found: WatchedSummary) -> list[str]:
     ]
 
 
-_BAR = 40
-
-
 def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
     """The current state of runs: a bar against the device's memory each, and the last full recording's categories."""
     texts = []
@@ -263,7 +261,7 @@ def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
         bars = [("peak", last.peak, limit), ("allocated", last.alive, "")]
         bars += [("reserved", last.reserved, "")] if last.reserved else []
         lines = [f"{layout.strong(name)}  step {last.step}{speed}, {_state(each)}"]
-        lines += [f"  {what:9} {_bar(size, most)} {format_bytes(size)}{of}" for what, size, of in bars]
+        lines += [f"  {what:9} {bar_of(size, most):{BAR}} {format_bytes(size)}{of}" for what, size, of in bars]
         if len(found) == 1:
             lines += _live_details(each, most)
         lines += [layout.advice(f"  {line}") for said in _warnings(each) for line in wrapped(said, layout.width - 2)]
@@ -275,7 +273,7 @@ def _live_details(found: WatchedSummary, most: int) -> Iterator[str]:
     for part in (part for part in found.full[-1:] if part.categories):
         yield f"  in full, steps {part.first} to {part.last}:"
         for name, size in sorted(part.categories.items(), key=lambda each: -each[1])[:6]:
-            yield f"    {name.replace('_', ' '):16} {_bar(size, most)} {format_bytes(size)}"
+            yield f"    {name.replace('_', ' '):16} {bar_of(size, most):{BAR}} {format_bytes(size)}"
 
 
 def _warnings(found: WatchedSummary) -> Iterator[str]:
@@ -285,8 +283,3 @@ def _warnings(found: WatchedSummary) -> Iterator[str]:
         yield f"the allocator freed its cache {found.last.retries} times to continue"
     yield from _end(found)
     yield from found.notes
-
-
-def _bar(size: int, most: int) -> str:
-    filled = min(round(_BAR * size / most), _BAR)
-    return "#" * filled + "." * (_BAR - filled)
