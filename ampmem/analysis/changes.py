@@ -158,8 +158,11 @@ class Change:
 
     def lines(self, value: Any, script: Script) -> tuple[str, ...]:
         """The change as lines of code, in the words of the script's training loop."""
-        if (written := _IN_LOOPS.get((self.field, script.loop))) is not None and (said := written(value, script)):
-            return said
+        written = _IN_LOOPS.get((self.field, script.loop))
+        whole = self.field != "checkpoint" or (script.blocks is not None and value == script.blocks.names)
+        if written is not None and value and whole:
+            times = -(-script.batch // value) if self.field == "batch_size" and script.batch else 1
+            return (written.format(value=value, times=times),)
         return (self.code.format(value=value),) if isinstance(self.code, str) else self.code(value, script)
 
 
@@ -215,25 +218,8 @@ def _batch_refused(size: int, script: Script) -> str | None:
 
 # The same in the words of libraries.
 
-
-def _written(text: str) -> Callable[[Any, Script], tuple[str, ...]]:
-    return lambda value, _: (text.format(value=value),)
-
-
-def _of_all_blocks(text: str) -> Callable[[Any, Script], tuple[str, ...]]:
-    return lambda names, script: (text,) if script.blocks is not None and names == script.blocks.names else ()
-
-
-def _batch(batch: str, accumulated: str) -> Callable[[Any, Script], tuple[str, ...]]:
-    def lines(size: int, script: Script) -> tuple[str, ...]:
-        return (f"{batch.format(size)}, {accumulated.format(-(-(script.batch or size) // size))}",) if size else ()
-
-    return lines
-
-
-_NOT_REENTRANT = "gradient_checkpointing_kwargs={'use_reentrant': False}"
-_LOSS_OF_TRANSFORMERS = _written(
-    """\
+_NOT_REENTRANT = "gradient_checkpointing_kwargs={{'use_reentrant': False}}"
+_LOSS_OF_TRANSFORMERS = """\
 def one_chunk(logits, target):
     return F.cross_entropy(logits.float(), target, reduction='sum')
 def loss_function(logits, labels, vocab_size, **_):
@@ -242,28 +228,25 @@ def loss_function(logits, labels, vocab_size, **_):
     losses = [torch.utils.checkpoint.checkpoint(one_chunk, *part, use_reentrant=False) for part in parts]
     return torch.stack(losses).sum() / (target != -100).sum()
 model.loss_function = loss_function  # for a causal language model that gets labels"""
-)
-_IN_LOOPS: dict[tuple[str, Loop], Callable[[Any, Script], tuple[str, ...]]] = {
-    ("checkpoint", Loop.OF_TRANSFORMERS): _of_all_blocks(f"model.gradient_checkpointing_enable({_NOT_REENTRANT})"),
+_IN_LOOPS = {
+    ("checkpoint", Loop.OF_TRANSFORMERS): f"model.gradient_checkpointing_enable({_NOT_REENTRANT})",
     ("loss_chunks", Loop.OF_TRANSFORMERS): _LOSS_OF_TRANSFORMERS,
-    ("checkpoint", Loop.TRAINER): _of_all_blocks(
-        f"TrainingArguments(..., gradient_checkpointing=True, {_NOT_REENTRANT})"
-    ),
+    ("checkpoint", Loop.TRAINER): f"TrainingArguments(..., gradient_checkpointing=True, {_NOT_REENTRANT})",
     ("loss_chunks", Loop.TRAINER): _LOSS_OF_TRANSFORMERS,
-    ("offload", Loop.TRAINER): _written("with torch.autograd.graph.save_on_cpu(): trainer.train()"),
-    ("fused", Loop.TRAINER): _written("TrainingArguments(..., optim='adamw_torch_fused')"),
-    ("compile", Loop.TRAINER): _written("TrainingArguments(..., torch_compile=True)"),
-    ("bfloat16", Loop.TRAINER): _written("TrainingArguments(..., bf16=True)"),
-    ("batch_size", Loop.TRAINER): _batch(
-        "TrainingArguments(..., per_device_train_batch_size={}", "gradient_accumulation_steps={})"
+    ("offload", Loop.TRAINER): "with torch.autograd.graph.save_on_cpu(): trainer.train()",
+    ("fused", Loop.TRAINER): "TrainingArguments(..., optim='adamw_torch_fused')",
+    ("compile", Loop.TRAINER): "TrainingArguments(..., torch_compile=True)",
+    ("bfloat16", Loop.TRAINER): "TrainingArguments(..., bf16=True)",
+    ("batch_size", Loop.TRAINER): (
+        "TrainingArguments(..., per_device_train_batch_size={value}, gradient_accumulation_steps={times})"
     ),
-    ("offload", Loop.LIGHTNING): _written("with torch.autograd.graph.save_on_cpu(): trainer.fit(...)"),
-    ("bfloat16", Loop.LIGHTNING): _written("Trainer(..., precision='bf16-mixed')"),
-    ("batch_size", Loop.LIGHTNING): _batch(
-        "DataLoader(..., batch_size={})", "Trainer(..., accumulate_grad_batches={})"
+    ("offload", Loop.LIGHTNING): "with torch.autograd.graph.save_on_cpu(): trainer.fit(...)",
+    ("bfloat16", Loop.LIGHTNING): "Trainer(..., precision='bf16-mixed')",
+    ("batch_size", Loop.LIGHTNING): (
+        "DataLoader(..., batch_size={value}), Trainer(..., accumulate_grad_batches={times})"
     ),
 }
-"""The code of a change, where a library has a word of its own for it; empty where the general code holds."""
+"""The code of a change where a library has a word of its own for it; for checkpoints, of all blocks."""
 
 CHANGES = (
     Change(
