@@ -93,7 +93,8 @@ class Terminal:
 
         Spaces for a whole line stay in an empty line, and run over into the next line from anywhere else.
         """
-        return f"{' ' * self._columns()}\r\x1b[K" if self._columns() else ""
+        columns = 0 if os.environ.get("TERM") == "dumb" else self._columns()
+        return f"{' ' * columns}\r\x1b[K" if columns else ""
 
     def broken(self, line: str) -> list[str]:
         """``line`` as lines that fit the screen; a single one elsewhere."""
