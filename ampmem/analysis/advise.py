@@ -74,10 +74,10 @@ def _profiled(recording: Recording) -> str:
     return rest_of_command(recording, *gpu) or ""
 
 
-def needed_at_least(recording: Recording) -> int:
-    """The bytes that were alive when memory ran out, and the request that failed."""
+def needed_at_least(recording: Recording) -> int | None:
+    """The bytes that were alive when memory ran out, and the request that failed; ``None`` if it did not."""
     failed = analyse(recording).failed_request
-    return 0 if failed is None else sum(failed.alive.values()) + failed.asked
+    return None if failed is None else sum(failed.alive.values()) + failed.asked
 
 
 _NO_LOSS = "no F.cross_entropy was seen"

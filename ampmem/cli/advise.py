@@ -457,11 +457,11 @@ class _Search:
             return EndedRun(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
         try:
             recording = read(path)
-            script = None
+            script, trial = None, Trial(memory=None)
             if forced == NOTHING_FORCED:
                 script = replace(changeable_script(recording, module_flops), loop=self._loop)
+                trial = Trial(memory=None, needed=needed_at_least(recording))
             steps = sum(step.finished for step in recording.steps)
-            trial = Trial(memory=None, needed=needed_at_least(recording) if recording.ooms else None)
             if not recording.ooms and steps < self._script.steps:
                 short = f"it ended after {steps} of {self._script.steps} steps; let it train longer"
                 trial = Trial(memory=None, failure=end.failure or short)

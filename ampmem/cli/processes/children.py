@@ -368,8 +368,8 @@ def say_context(gpu: GpuSpec, limit: int) -> None:
     if 4 * most > 3 * limit:
         name = "" if gpu.chip else "; name the GPU, as in --gpu h100: more is known of its context than of an amount's"
         Terminal(sys.stderr).say(
-            f"the CUDA context is assumed to take up to {format_bytes(most)} of the {format_bytes(limit)}, so hardly "
-            f"any run surely fits{name}"
+            f"up to {format_bytes(most)} are assumed for the CUDA context, and the limit is {format_bytes(limit)}, so "
+            f"hardly any run surely fits{name}"
         )
 
 

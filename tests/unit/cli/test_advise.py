@@ -106,10 +106,14 @@ def test_arguments_that_name_a_gpu_name_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("gpu", "limit", "said"),
     [
-        ("1GiB", 1 << 30, "up to 896.0 MiB of the 1.0 GiB, so hardly any run surely fits; name the GPU"),
+        (
+            "1GiB",
+            1 << 30,
+            "up to 896.0 MiB are assumed for the CUDA context, and the limit is 1.0 GiB, so hardly any run surely fits; name ",
+        ),
         ("2GiB", 2 << 30, ""),
         ("h100", 80 << 30, ""),
-        ("h100", 600 << 20, "of the 600.0 MiB, so hardly any run surely fits\n"),
+        ("h100", 600 << 20, "the limit is 600.0 MiB, so hardly any run surely fits\n"),
     ],
 )
 def test_a_budget_that_the_context_nearly_fills_is_said(
