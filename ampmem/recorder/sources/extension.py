@@ -277,9 +277,17 @@ def is_missing() -> bool:
         return False
 
 
+def _path_to_use() -> Path:
+    """As :func:`path`; raises :class:`AmpmemError` without a home folder."""
+    try:
+        return path()
+    except RuntimeError as error:
+        raise AmpmemError("there is no home folder: name a cache folder in XDG_CACHE_HOME") from error
+
+
 def status() -> list[str]:
-    """What is compiled, for which torch, and what it replaces, a sentence each. Raises ``RuntimeError`` as ``path``."""
-    library, version = path(), f"torch {torch.__version__}"
+    """What is compiled, for which torch, and what it replaces, a sentence each. Raises :class:`AmpmemError`."""
+    library, version = _path_to_use(), f"torch {torch.__version__}"
     others = sorted(each.name.rpartition("-")[0] for each in folder().glob("*.so") if each != library)
     said = [f"compiled for other versions: torch {', '.join(others)}"] if others else []
     if os.environ.get(VARIABLE) == _OFF:
@@ -309,10 +317,7 @@ def build() -> Path:
     compiler = compiler_here()
     if not compiler:
         raise AmpmemError(_NO_COMPILER)
-    try:
-        library = path()
-    except RuntimeError as error:
-        raise AmpmemError("there is no home folder: name a cache folder in XDG_CACHE_HOME") from error
+    library = _path_to_use()
     cache = library.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)
