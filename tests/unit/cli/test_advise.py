@@ -109,7 +109,7 @@ def test_arguments_that_name_a_gpu_name_the_cpu() -> None:
         (
             "1GiB",
             1 << 30,
-            "up to 896.0 MiB are assumed for the CUDA context, and the limit is 1.0 GiB, so hardly any run surely fits;",
+            "up to 896.0 MiB are assumed for the CUDA context, and the limit is 1.0 GiB, so hardly any run surely fits",
         ),
         ("2GiB", 2 << 30, ""),
         ("h100", 80 << 30, ""),
