@@ -46,9 +46,14 @@ class FailureRecord:
         return _failure_text(self.error, self.message)
 
     @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the script."""
+        return self.error == KeyboardInterrupt.__name__
+
+    @property
     def note(self) -> str:
         """The recording's note about the failure, for people."""
-        return f"the script failed: {self.line}"
+        return "the script was interrupted" if self.interrupted else f"the script failed: {self.line}"
 
 
 def failure_of(error: BaseException) -> FailureRecord:

@@ -85,8 +85,16 @@ class Terminal:
             self._file = _first.setdefault(os.getpid(), self._file)
 
     def say(self, message: str) -> None:
-        """Print one line, which begins with ampmem's name; on a screen it is :meth:`broken`."""
-        self.write("\n".join(self.broken(f"ampmem: {printable(message)}")) + "\n")
+        """Print one line, which begins with ampmem's name; on a screen it is :meth:`broken`, below an open line."""
+        self.write(self.line_start() + "\n".join(self.broken(f"ampmem: {printable(message)}")) + "\n")
+
+    def line_start(self) -> str:
+        """What moves the cursor to an empty line, below a line of the script's that has no end yet.
+
+        Spaces for a whole line stay in an empty line, and run over into the next line from anywhere else.
+        """
+        columns = 0 if os.environ.get("TERM") == "dumb" else self._columns()
+        return f"{' ' * columns}\r\x1b[K" if columns else ""
 
     def broken(self, line: str) -> list[str]:
         """``line`` as lines that fit the screen; a single one elsewhere."""

@@ -6,6 +6,7 @@ of a change on a simulated GPU and its code are derived from other records of th
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from ampmem.analysis.findings.training_loop import gradients_through_forward, un
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, JsonDocument, OneOf, Positive, Signed, like, schema_of_printed
 from ampmem.analysis.layers import outside_in
+from ampmem.analysis.out_of_memory import gpu_called, rest_of_command
 from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import Category
@@ -61,10 +63,23 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
         suggestions=suggestions(run),
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
+        profiled=_profiled(recording),
         replicated=several and not sharded,
         sharded=several and sharded,
         unreduced=unreduced_gradients(run) is not None,
     )
+
+
+def _profiled(recording: Recording) -> str:
+    run = recording.run
+    gpu = ["--gpu", gpu_called(run.device_name, run.source, 0)] if run.source == SourceKind.SIMULATED else []
+    return rest_of_command(recording, *gpu) or ""
+
+
+def needed_at_least(recording: Recording) -> int | None:
+    """The bytes that were alive when memory ran out, and the request that failed; ``None`` if it did not."""
+    failed = analyse(recording).failed_request
+    return None if failed is None else sum(failed.alive.values()) + failed.asked
 
 
 _NO_LOSS = "no F.cross_entropy was seen"
@@ -492,11 +507,12 @@ class ProvenResults:
 class AdvisedRun:
     """One run: the changes and the peaks; a peak is null where memory ran out or the change was not made.
 
-    ``options`` are the options of ``ampmem profile`` that make this run. ``saved_bytes`` are the bytes that it
-    allocates less than the unchanged script, ``saved_reserved_bytes`` those that it reserves less; null if one of the
-    two runs has no peak. ``meets`` says that the run surely fits, and within the budget if there is one. ``failure`` is
-    the reason why the change was not made, or the script's failure. Reserved memory and the device's use are null on
-    the CPU.
+    ``options`` are the options of ``ampmem profile`` that make this run, and ``command`` is the whole command.
+    ``saved_bytes`` are the bytes that it allocates less than the unchanged script, ``saved_reserved_bytes`` those that
+    it reserves less; null if one of the two runs has no peak. ``saved_at_least_bytes`` are those that it allocates less
+    than the unchanged script had and asked for when memory ran out; null where it did not. ``meets`` says that the run
+    surely fits, and within the budget if there is one. ``failure`` is the reason why the change was not made, or the
+    script's failure. Reserved memory and the device's use are null on the CPU.
 
     ``cost`` is computed on a simulated GPU. On a real device it has the step time, ``step_ns``: the median of the steps
     after the first, in a separate run without recording; null elsewhere.
@@ -523,6 +539,8 @@ class AdvisedRun:
     highest_device_used_bytes: int | None
     saved_bytes: Signed | None
     saved_reserved_bytes: Signed | None
+    saved_at_least_bytes: int | None = None
+    command: str = ""
     failure: str | None
     cost: str
     step_flops: int | None
@@ -655,6 +673,7 @@ def _advised_run(forced: Forced, trials: Trials, script: Script, budget: int | N
     memory, before = trial.memory, plain_run.memory
     layers = None if script.device is Device.CPU else memory
     saved = None if memory is None or before is None else before.allocated - memory.allocated
+    least = None if memory is None or plain_run.needed is None else max(plain_run.needed - memory.allocated, 0)
     saved_reserved = None if memory is None or before is None else before.reserved - memory.reserved
     return like(
         AdvisedRun,
@@ -670,6 +689,8 @@ def _advised_run(forced: Forced, trials: Trials, script: Script, budget: int | N
         highest_device_used_bytes=None if layers is None else layers.highest,
         saved_bytes=saved,
         saved_reserved_bytes=None if layers is None else saved_reserved,
+        saved_at_least_bytes=least,
+        command=f"ampmem profile {shlex.join(forced.options())} {script.profiled}" if script.profiled else "",
         cost=cost_of(forced, script, trial, None if forced == NOTHING_FORCED else plain_run),
         step_flops=trial.flops or None,
         recomputed_flops=trial.recomputed_flops if trial.flops else None,

@@ -9,8 +9,9 @@ from math import inf
 
 import numpy as np
 
-from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.lifetimes import Mask
+from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Fact, ParameterRecord, Phase
 
 
@@ -139,15 +140,15 @@ def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] =
 # The bytes that checkpointing the blocks saves.
 
 
-def blocks_of(analysis: Analysis, flops: Mapping[str, int]) -> Blocks | None:
+def blocks_of(history: MemoryHistory, flops: Mapping[str, int]) -> Blocks | None:
     """The blocks of the recorded model; ``None`` if it has fewer than two.
 
     ``flops`` has, for each module whose forward ran, the FLOPs of its own code in a step's forwards.
     """
-    names = names_of_blocks(analysis.recording.parameters, frozenset(flops))
+    names = names_of_blocks(history.recording.parameters, frozenset(flops))
     if not names:
         return None
-    saved = _saved(analysis, names)
+    saved = _saved(history, names)
     if saved is None:
         return Blocks(names=names)
     if any(saved):  # a block that saves nothing runs without gradients
@@ -163,24 +164,30 @@ def _is_in(path: str, name: str) -> bool:
     return path == name or path.startswith(f"{name}.")
 
 
-def _saved(analysis: Analysis, names: Sequence[str]) -> tuple[int, ...] | None:
+def _saved(history: MemoryHistory, names: Sequence[str]) -> tuple[int, ...] | None:
     """Bytes that each block's forward keeps for backward, except its result, in the last step with a backward."""
-    marks = next((each for each in reversed(analysis.marks) if each.after_forward is not None), None)
-    if marks is None or marks.after_forward is None:
+    after = next((each.after_forward for each in reversed(history.marks) if each.after_forward is not None), None)
+    if after is None:
         return None
-    lifetimes, classes, facts = analysis.lifetimes, analysis.classes, analysis.facts
-    kept = lifetimes.alive_at(analysis.timeline.position(marks.after_forward))
+    lifetimes, classes = history.lifetimes, history.classes
+    kept = lifetimes.alive_at(history.timeline.position(after))
     kept &= classes.of(Category.ACTIVATIONS) | classes.of(Category.CAST_COPIES)
-    kept &= lifetimes.phase == Phase.FORWARD
-    texts = analysis.recording.texts
-    returned = (facts.fact == Fact.OUTPUT) & (facts.time_ns <= marks.after_forward)
+    return kept_inside(history, names, kept & (lifetimes.phase == Phase.FORWARD), after)
+
+
+def kept_inside(history: MemoryHistory, names: Sequence[str], kept: Mask, until_ns: int) -> tuple[int, ...]:
+    """The bytes of the allocations in ``kept`` inside each of the blocks ``names``, except the block's last result.
+
+    The last result before ``until_ns`` is the next block's input, which that one keeps, recomputed or not.
+    """
+    lifetimes, facts, texts = history.lifetimes, history.facts, history.recording.texts
+    returned = (facts.fact == Fact.OUTPUT) & (facts.time_ns <= until_ns)
     sizes = []
     for name in names:
         inside = np.array([_is_in(text, name) for text in texts], dtype=np.bool_)
         mine = kept & inside[lifetimes.module]
         last = np.flatnonzero(returned & inside[facts.module])
         if len(last):
-            # The next block keeps this block's result anyway, recomputed or not.
             mine[facts.allocation[last[-1]]] = False
         sizes.append(int(lifetimes.bytes[mine].sum()))
     return tuple(sizes)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import Any
 
 from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
+from ampmem.analysis.levers import LOSS_CHUNKS
 from ampmem.analysis.suggested import Suggestion
 from ampmem.units import format_bytes
 from ampmem.vocabulary import NOTHING_FORCED, WORKSPACE_CONFIG, Device, Forced
@@ -23,11 +24,20 @@ EXPANDABLE = "expandable_segments:True"
 WORKSPACE = ":16:8"
 """The smaller of the two settings (128 KiB) that cuBLAS documents for deterministic results."""
 
-LOSS_CHUNKS = 8
-"""The number of chunks in which the loss is tried."""
-
 MEMORY_BUDGETS = (0.75, 0.5, 0.25)
 """The shares of its activations that compiled code may keep for backward, in the order in which they are tried."""
+
+
+class Loop(StrEnum):
+    """Whose training loop the script uses, and whose model; a change is written in its words."""
+
+    OWN = "own"
+    """The script's own."""
+    OF_TRANSFORMERS = "transformers"
+    """The script's own, for a model of transformers."""
+    TRAINER = "Trainer"
+    """The Trainer of transformers."""
+    LIGHTNING = "Lightning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +73,9 @@ class Script:
     device: Device = Device.SIMULATED
     """The device of the runs."""
     device_name: str = ""
+    loop: Loop = Loop.OWN
+    profiled: str = ""
+    """What follows ``ampmem profile`` and a change's options on a command line that runs the script."""
     replicated: bool = False
     """Whether the script trains on several ranks, each with all parameters."""
     sharded: bool = False
@@ -79,13 +92,15 @@ class Script:
 class Trial:
     """A run with changes. ``memory`` is ``None`` if it ran out, or if ``failure`` says why there was no run.
 
-    ``flops`` are the last step's, ``recomputed_flops`` the part that backward computed again, and ``moved_bytes`` the
-    bytes that the step copied between GPU and CPU; 0 if unknown. ``step_ns`` is the duration of a step
-    without recording, on a real device. ``rank`` is the rank that has these peaks, where there are several.
+    ``needed`` are then the bytes that were alive and the request that failed; ``None`` if unknown. ``flops`` are the
+    last step's, ``recomputed_flops`` the part that backward computed again, and ``moved_bytes`` the bytes that the step
+    copied between GPU and CPU; 0 if unknown. ``step_ns`` is the duration of a step without recording, on a real device.
+    ``rank`` is the rank that has these peaks, where there are several.
     """
 
     memory: Memory | None
     failure: str | None = None
+    needed: int | None = None
     rank: int | None = None
     flops: int = 0
     recomputed_flops: int = 0
@@ -146,7 +161,12 @@ class Change:
         return self.cost if isinstance(self.cost, str) else self.cost(value, script, trial)
 
     def lines(self, value: Any, script: Script) -> tuple[str, ...]:
-        """The change as lines of code."""
+        """The change as lines of code, in the words of the script's training loop."""
+        written = _IN_LOOPS.get((self.field, script.loop))
+        whole = self.field != "checkpoint" or (script.blocks is not None and value == script.blocks.names)
+        if written is not None and value and whole:
+            times = -(-script.batch // value) if self.field == "batch_size" and script.batch else 1
+            return (written.format(value=value, times=times),)
         return (self.code.format(value=value),) if isinstance(self.code, str) else self.code(value, script)
 
 
@@ -199,6 +219,38 @@ def _batch_refused(size: int, script: Script) -> str | None:
         return "no DataLoader was seen making the script's batches"
     return "the batch has only one sample" if script.batch == 1 else None
 
+
+# The same in the words of libraries.
+
+_NOT_REENTRANT = "gradient_checkpointing_kwargs={{'use_reentrant': False}}"
+_LOSS_OF_TRANSFORMERS = """\
+def one_chunk(logits, target):
+    return F.cross_entropy(logits.float(), target, reduction='sum')
+def loss_function(logits, labels, vocab_size, **_):
+    target = F.pad(labels, (0, 1), value=-100)[..., 1:].flatten().to(logits.device)
+    parts = zip(logits.view(-1, vocab_size).chunk({value}), target.chunk({value}))
+    losses = [torch.utils.checkpoint.checkpoint(one_chunk, *part, use_reentrant=False) for part in parts]
+    return torch.stack(losses).sum() / (target != -100).sum()
+model.loss_function = loss_function  # for a causal language model that gets labels"""
+_IN_LOOPS = {
+    ("checkpoint", Loop.OF_TRANSFORMERS): f"model.gradient_checkpointing_enable({_NOT_REENTRANT})",
+    ("loss_chunks", Loop.OF_TRANSFORMERS): _LOSS_OF_TRANSFORMERS,
+    ("checkpoint", Loop.TRAINER): f"TrainingArguments(..., gradient_checkpointing=True, {_NOT_REENTRANT})",
+    ("loss_chunks", Loop.TRAINER): _LOSS_OF_TRANSFORMERS,
+    ("offload", Loop.TRAINER): "with torch.autograd.graph.save_on_cpu(): trainer.train()",
+    ("fused", Loop.TRAINER): "TrainingArguments(..., optim='adamw_torch_fused')",
+    ("compile", Loop.TRAINER): "TrainingArguments(..., torch_compile=True)",
+    ("bfloat16", Loop.TRAINER): "TrainingArguments(..., bf16=True)",
+    ("batch_size", Loop.TRAINER): (
+        "TrainingArguments(..., per_device_train_batch_size={value}, gradient_accumulation_steps={times})"
+    ),
+    ("offload", Loop.LIGHTNING): "with torch.autograd.graph.save_on_cpu(): trainer.fit(...)",
+    ("bfloat16", Loop.LIGHTNING): "Trainer(..., precision='bf16-mixed')",
+    ("batch_size", Loop.LIGHTNING): (
+        "DataLoader(..., batch_size={value}), Trainer(..., accumulate_grad_batches={times})"
+    ),
+}
+"""The code of a change where a library has a word of its own for it; for checkpoints, of all blocks."""
 
 CHANGES = (
     Change(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import isqrt
 from typing import Annotated, TypeAlias
 
@@ -221,17 +221,16 @@ class FitResult(JsonDocument):
         return tuple(sorted({point.value for precision in self.precisions for point in precision.points}))
 
     def same_as(self, precision: PrecisionFit) -> PrecisionFit | None:
-        """The first precision before this one that has equal peaks, at every value that was run in this one.
+        """As the function :func:`same_as`; ``None`` also if nothing fits, as no peak is known then."""
+        found = same_as({each.name: each.memory for each in self.precisions}, precision.name)
+        fits = any(point.may_fit for point in precision.points)
+        return next((each for each in self.precisions if fits and each.name == found), None)
 
-        Both have the same largest value that fits; the first precision may have more values. ``None`` also if nothing
-        fits, as no peak is known then.
-        """
-        if not any(point.may_fit for point in precision.points):
-            return None
-        for other in self.precisions[: self.precisions.index(precision)]:
-            if bracket(other.memory) == bracket(precision.memory) and precision.memory.items() <= other.memory.items():
-                return other
-        return None
+    @property
+    def without_effect(self) -> bool:
+        """Whether the peaks of each precision are the same at all values, of which there are several."""
+        peaks = [{point.allocated for point in each.points} for each in self.precisions]
+        return len(self.values) > 1 and all(len(found) == 1 and None not in found for found in peaks)
 
 
 def fit_schema() -> dict[str, Json]:
@@ -296,9 +295,29 @@ def _point(value: int, memory: Memory | None) -> Point:
 
 
 def break_evens(points: Mapping[Precision, Points]) -> tuple[BreakEven, ...]:
-    """The break-even point of each other precision against :data:`BASELINE`; empty if that was not run."""
+    """The break-even point of each other precision against :data:`BASELINE`; empty if that was not run.
+
+    A precision that was run at the ends only, being like another one, has the break-even point of that one.
+    """
     others = [precision for precision in points if precision != BASELINE and BASELINE in points]
-    return tuple(_break_even(precision, differences(points, precision)) for precision in others)
+    of = {precision: same_as(points, precision) or precision for precision in others}
+    return tuple(_break_even(precision, differences(points, of[precision])) for precision in others)
+
+
+def like_another(points: Mapping[Precision, Points], precision: Precision) -> Precision | None:
+    """The first precision before this one with equal results at every value that was run in this one.
+
+    :data:`BASELINE` counts as before all others. The first precision may have been run with more values.
+    """
+    before = takewhile(lambda other: other != precision, sorted(points, key=lambda each: each != BASELINE))
+    mine = points[precision].items()
+    return next((other for other in before if mine and mine <= points[other].items()), None)
+
+
+def same_as(points: Mapping[Precision, Points], precision: Precision) -> Precision | None:
+    """The precision that :func:`like_another` finds, if both have the same largest value that fits."""
+    other = like_another(points, precision)
+    return other if other is not None and bracket(points[other]) == bracket(points[precision]) else None
 
 
 def bracket(points: Points) -> tuple[int | None, int | None]:
@@ -436,8 +455,20 @@ def next_to_break_even(found: Mapping[int, int]) -> int | None:
 
 
 def _to_fit(points: Mapping[Precision, Points], vary: Vary, total: int) -> list[tuple[Precision, int]]:
-    found = ((precision, next_to_fit(mine, vary, total)) for precision, mine in points.items())
-    return [(precision, value) for precision, value in found if value is not None]
+    first = [(precision, vary.low) for precision, mine in points.items() if vary.low not in mine]
+    found = ((precision, _next_of(precision, points, vary, total)) for precision in points)
+    return first or [(precision, value) for precision, value in found if value is not None]
+
+
+def _next_of(precision: Precision, points: Mapping[Precision, Points], vary: Vary, total: int) -> int | None:
+    """The next value to run in ``precision``: one like another precision waits for it, and is run at its ends only."""
+    other = like_another(points, precision)
+    if other is None:
+        return next_to_fit(points[precision], vary, total)
+    if next_to_fit(points[other], vary, total) is not None:
+        return None
+    ends = (end for end in bracket(points[other]) if end is not None)
+    return next((end for end in ends if end not in points[precision]), None)
 
 
 def _to_break_even(points: Mapping[Precision, Points]) -> list[tuple[Precision, int]]:
@@ -445,7 +476,7 @@ def _to_break_even(points: Mapping[Precision, Points]) -> list[tuple[Precision, 
     base = largest.get(BASELINE)
     needed: dict[tuple[Precision, int], None] = {}
     for precision, top in largest.items():
-        if precision == BASELINE or top is None or base is None:
+        if precision == BASELINE or top is None or base is None or like_another(points, precision):
             continue
         ends = _not_run(points, precision, min(base, top))
         value = None if ends else next_to_break_even(differences(points, precision))
@@ -476,6 +507,7 @@ def _to_draw(points: Mapping[Precision, Points], low: int, curve: int) -> list[t
         for value in dict.fromkeys(values)
         for precision, limit in largest.items()
         if limit is not None and value <= limit and value not in points[precision]
+        if like_another(points, precision) is None
     ]
 
 

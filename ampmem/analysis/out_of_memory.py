@@ -17,6 +17,7 @@ from ampmem.allocator.settings import GIB, MIB
 from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Positive, like
 from ampmem.analysis.largest import LargeAllocation
 from ampmem.analysis.largest import largest as largest_allocations
+from ampmem.analysis.levers import Lever, levers_of
 from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.static_model.verdict import state_to_come
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
@@ -113,10 +114,10 @@ class FailedRequest:
     too. ``later`` says that the request came after the recorded steps: then only allocations that were alive at their
     end have a category in ``alive``, and ``largest`` are among these. ``parameters_there`` counts the parameter
     elements on the device, ``None`` if unknown: fewer than all while the model is being moved. ``to_come`` is ``None``
-    if unknown. ``options`` are the ``changes``, with the findings that know more. ``next_commands`` are shell commands
-    to run next: the largest batch size that fits (if the script's command line has one), changes that make the script
-    fit, and the whole step on a larger simulated GPU. ``residual_bytes`` is the difference between ``alive`` and the
-    allocator's own blocks.
+    if unknown. ``options`` are the ``changes``, with the findings that know more, and ``levers`` changes of
+    the whole run with the most bytes that each saves at the failure. ``next_commands`` are shell commands to run next:
+    changes that make the script fit, the largest batch size that fits (if the command line has one), and the whole step
+    on a larger simulated GPU. ``residual_bytes`` is the difference between ``alive`` and the allocator's own blocks.
     """
 
     step: int | None
@@ -146,6 +147,7 @@ class FailedRequest:
     explanation: str
     changes: Annotated[tuple[str, ...], AtLeast(1)]
     options: tuple[Option, ...] = field(metadata=NOT_IN_JSON)
+    levers: tuple[Lever, ...] = ()
     next_commands: tuple[str, ...] = ()
     residual_bytes: int
     later: bool = False
@@ -247,6 +249,7 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         explanation=explanation(reason, oom.asked, cached),
         changes=tuple(option.change for option in options),
         options=options,
+        levers=levers_of(history, tensors, position) if during and recording.run.step_on not in OF_INFERENCE else (),
         residual_bytes=abs(sum(alive.values()) - requested),
         later=oom.later is not None,
         parameters_there=there,
@@ -360,13 +363,13 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
         return ()
     precision, shared = _shared_options(recording)
     mine, lines = gpu_called(run.device_name, run.source, total), []
+    if phase is not Phase.SETUP and not found.later:
+        least_steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS_OF_ADVISE else []
+        lines.append(advise_command(recording, mine, *least_steps) or "")
     varied = batch_varied(run.arguments)
     if varied is not None and phase not in _WITHOUT_BATCH and not found.later:
         precisions = ["--precision", str(recording.precision.name if recording.precision.forced else Precision.AS_IS)]
         lines.append(shlex.join(["ampmem", "fit", "--gpu", mine, *precisions, *shared, *script, *varied]))
-    if phase is not Phase.SETUP and not found.later:
-        least_steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS_OF_ADVISE else []
-        lines.append(advise_command(recording, mine, *least_steps) or "")
     steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS else []
     steps += ["--run-to-end"] if found.later else []
     least = _least_needed(recording, found, total)
@@ -383,12 +386,15 @@ def advise_command(recording: Recording, gpu: str | None, *options: str) -> str 
 
     ``None`` if no command line started the script, or if no simulated GPU is like the recorded one.
     """
-    run = recording.run
-    script, gpu = _script(run), gpu or _known_gpu(run.device_name, run.source)
-    if script is None or gpu is None:
-        return None
-    precision, shared = _shared_options(recording)
-    return shlex.join(["ampmem", "advise", "--gpu", gpu, *precision, *shared, *options, *script, *run.arguments])
+    gpu = gpu or _known_gpu(recording.run.device_name, recording.run.source)
+    rest = None if gpu is None else rest_of_command(recording, "--gpu", gpu, *options)
+    return rest and f"ampmem advise {rest}"
+
+
+def rest_of_command(recording: Recording, *options: str) -> str | None:
+    """What follows the name of a command that runs the recorded script; ``None`` if no command line started it."""
+    script, (precision, shared) = _script(recording.run), _shared_options(recording)
+    return None if script is None else shlex.join([*options, *precision, *shared, *script, *recording.run.arguments])
 
 
 def _script(run: RunRecord) -> list[str] | None:

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import CodeType
 from typing import TypeAlias
 
 import click
@@ -35,6 +36,7 @@ from ampmem.analysis.advise import (
     meets,
     most_left,
     name_of,
+    needed_at_least,
     proof_base,
     ranked,
     step_time,
@@ -43,7 +45,7 @@ from ampmem.analysis.advise import (
     why_unproven,
 )
 from ampmem.analysis.advised import KIND, EndedRun, identity_in, run_in
-from ampmem.analysis.changes import CHANGES, Script, Trial
+from ampmem.analysis.changes import CHANGES, Loop, Script, Trial
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.jsonable import Json, like, plain
 from ampmem.cli.options import (
@@ -70,6 +72,7 @@ from ampmem.cli.processes.children import (
     profile_arguments,
     run_at_once,
     run_child,
+    say_context,
     say_protected,
 )
 from ampmem.cli.processes.launcher import check_processes
@@ -79,7 +82,7 @@ from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageErr
 from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
 from ampmem.recorder.marker import step_on_text
-from ampmem.recorder.script import Target
+from ampmem.recorder.script import Target, texts_in
 from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.advise import best_change, render_advice
 from ampmem.reporters.text.layout import layout_for
@@ -200,6 +203,8 @@ def advise(
     if html is not None:
         check_output(html, force=options.force, option="--html")
     say_protected(script)
+    if gpu is not None:
+        say_context(gpu, gpu.total_memory if limit is None else limit)
     kept = _Kept(resume, _identity(script, target))
 
     def document() -> AdviceDocument:
@@ -217,7 +222,7 @@ def advise(
 
     at_once = 1 if gpu is None else jobs or min(os.cpu_count() or 1, JOBS)
     with TemporaryDirectory(prefix="ampmem-advise-") as folder:
-        search = _Search(script, at_once, kept, Path(folder))
+        search = _Search(script, at_once, kept, Path(folder), loop_of(target.code))
         try:
             search.run(allowed, limit, keep=html is not None)
             if prove:
@@ -250,6 +255,17 @@ def _allowed(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def loop_of(code: CodeType) -> Loop:
+    """Whose training loop a script with this ``code`` uses, by the names in it."""
+    names = set(texts_in(code))
+    imported = {name.partition(".")[0] for name in names}
+    if imported & {"lightning", "pytorch_lightning"}:
+        return Loop.LIGHTNING
+    if "transformers" not in imported:
+        return Loop.OWN
+    return Loop.TRAINER if any(name.endswith("TrainingArguments") for name in names) else Loop.OF_TRANSFORMERS
+
+
 def _every_rank(script: ScriptOptions) -> tuple[int, ...]:
     """The ranks as which the unchanged script is run, one at a time; empty if it is run as one process."""
     return () if script.rank is not None or (script.world_size or 1) == 1 else tuple(range(script.world_size or 1))
@@ -265,7 +281,8 @@ class _Search:
     In a simulated world a run consists of one process per rank, one after the other or at once.
     """
 
-    def __init__(self, script: ScriptOptions, jobs: int, kept: _Kept, folder: Path) -> None:
+    def __init__(self, script: ScriptOptions, jobs: int, kept: _Kept, folder: Path, loop: Loop) -> None:
+        self._loop = loop
         self._context = click.get_current_context()
         self._script = script
         self._jobs = jobs
@@ -440,9 +457,11 @@ class _Search:
             return EndedRun(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
         try:
             recording = read(path)
-            script = changeable_script(recording, module_flops) if forced == NOTHING_FORCED else None
+            script, trial = None, Trial(memory=None)
+            if forced == NOTHING_FORCED:
+                script = replace(changeable_script(recording, module_flops), loop=self._loop)
+                trial = Trial(memory=None, needed=needed_at_least(recording))
             steps = sum(step.finished for step in recording.steps)
-            trial = Trial(memory=None)
             if not recording.ooms and steps < self._script.steps:
                 short = f"it ended after {steps} of {self._script.steps} steps; let it train longer"
                 trial = Trial(memory=None, failure=end.failure or short)

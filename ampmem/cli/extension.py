@@ -12,7 +12,8 @@ from ampmem.units import counted
 
 @click.command("extension")
 @click.option("--remove", is_flag=True, help="Delete the compiled extensions of all torch versions.")
-def extension(remove: bool) -> None:
+@click.option("--status", is_flag=True, help="Say what is compiled, for which torch, and what it replaces.")
+def extension(remove: bool, status: bool) -> None:
     """Compile a C++ extension for the installed torch, which makes recording cheaper.
 
     Without the extension ampmem reads the memory events from torch.profiler and the CUDA allocator's history, and sees
@@ -23,6 +24,9 @@ def extension(remove: bool) -> None:
     from ampmem.recorder.sources import extension as compiled
 
     terminal = Terminal(sys.stderr)
+    if status:
+        click.echo("\n".join(compiled.status()))
+        return
     if remove:
         terminal.say(f"removed {counted(compiled.remove(), 'compiled extension')} from {compiled.folder()}")
         return

@@ -36,6 +36,7 @@ from ampmem.cli.processes.children import (
     profile_arguments,
     run_at_once,
     run_child,
+    say_context,
     say_protected,
 )
 from ampmem.cli.processes.starting import Warmed, warmed
@@ -217,7 +218,7 @@ class _Counted(CountedRuns):
 def _fits_text(memory: Memory | None) -> str:
     if memory is None:
         return "does not fit"
-    fits = "fits" if memory.surely else "may not fit"
+    fits = "fits" if memory.surely else "may fit"
     return f"{fits}, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
 
 
@@ -243,7 +244,9 @@ def _make(
 def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
     memory, failure = None, ended.failure
     notes: tuple[str, ...] = ()
-    if path.exists():
+    if not path.exists():
+        failure = failure or "its recording is missing"
+    else:
         try:
             recording = read(path)
             notes = recording.remarks
@@ -340,6 +343,7 @@ def fit(
     if html is not None:
         check_output(html, force=options.force)
     say_protected(script)
+    say_context(gpu, gpu.total_memory)
     runs = RunPlan(script=script, varied=varied, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found, interrupted = _search(runs, chosen, gpu, curve=points)
     if found.runs:

@@ -405,9 +405,12 @@ class _RecordedScript:
     def _show_failure(self, failure: BaseException, *, later: bool) -> None:
         plan, recording = self.plan, self.session.options.path
         try:
-            if self.session.outcome.unfinished is not None or later:
+            outcome = self.session.outcome
+            short = outcome.unfinished is not None or later
+            if short or (outcome.interrupted and outcome.recorded):
                 if not plan.quiet:
-                    end_messages.show_shortage(recording, self.audience)
+                    show = end_messages.show_shortage if short else end_messages.show_tables
+                    show(recording, self.path, self.audience)
                 self._write_others()
         finally:
             why = misplaced_option(plan.script, usage_error(failure)) or end_messages.without_gpu(plan.script, failure)

@@ -123,17 +123,19 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
         if simulation is not None:
             for doubt in simulation.device.doubts(failed=isinstance(ended.failure, Exception)):
                 audience.say(doubt)
-        _tell(watcher, path, audience, quiet=plan.quiet or plan.launched is not None)
+        interrupted = isinstance(ended.failure, KeyboardInterrupt)
+        _tell(watcher, path, audience, quiet=plan.quiet or plan.launched is not None, interrupted=interrupted)
     end_as(ended.failure)
 
 
-def _tell(watcher: Watcher, named: Path, audience: Audience, *, quiet: bool) -> None:
+def _tell(watcher: Watcher, named: Path, audience: Audience, *, quiet: bool, interrupted: bool) -> None:
     """Print the number of recorded steps, and the tables."""
     file, rows = watcher.options.path, watcher.rows
     if not file.exists():
         return
     kept = "" if watcher.written == rows else f", of which the first {watcher.written:,} are kept"
-    audience.say(f"watched {counted(rows, 'step')}{kept} in {sized(named, file)}")
+    ended = "interrupted after" if interrupted and rows else "watched"
+    audience.say(f"{ended} {counted(rows, 'step')}{kept} in {sized(named, file)}")
     if not quiet:
         from ampmem.analysis.watched import watched_run
         from ampmem.reporters.text.layout import layout_for

@@ -52,6 +52,11 @@ class Outcome:
     """Why the script failed, if it did while it was recorded."""
 
     @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the script while it was recorded."""
+        return self.failure is not None and self.failure.interrupted
+
+    @property
     def number(self) -> int:
         """The number of the running step."""
         return self.first_step + self.steps

@@ -286,3 +286,13 @@ def stops_in(error: BaseException | None) -> int:
         seen.add(id(error))
         error = _CONTEXT.__get__(error)
     return stops
+
+
+def texts_in(code: CodeType) -> Iterator[str]:
+    """The names and the texts in ``code``, and in the functions and classes in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from texts_in(constant)
+        elif isinstance(constant, str):
+            yield constant

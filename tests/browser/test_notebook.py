@@ -32,7 +32,7 @@ def host(request: pytest.FixtureRequest, browser: Any, tmp_path_factory: pytest.
     folder = tmp_path_factory.mktemp("host")
     path = write_recording(folder / "a.ampmem", long_run(steps=2))
     recording = ampmem.load(path)
-    shown = framed_bundle(["All 2 steps of In [1] were recorded."], [path], recording._repr_mimebundle_())
+    shown = framed_bundle(["All 2 steps of In [1] were recorded."], [path], recording._repr_mimebundle_(), light=False)
     table = small_run().recording()._repr_mimebundle_()
     page = folder / "host.html"
     dark = "background: #111; color: #eee" if request.param == "dark" else ""

@@ -1,11 +1,14 @@
 """``ampmem profile`` on scripts that end well, fail, are interrupted or killed: the script is a guest."""
 
+import fcntl
 import os
 import pickle
 import pty
 import re
 import signal
+import struct
 import subprocess
+import termios
 from pathlib import Path
 
 import pytest
@@ -113,16 +116,48 @@ def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path
     assert len(read(tmp_path / "train.ampmem").steps) == 2
 
 
-def test_progress_shows_on_a_terminal(tmp_path: Path) -> None:
-    write_training(tmp_path)
+def test_progress_shows_on_a_terminal_and_leaves_the_scripts_lines_whole(tmp_path: Path) -> None:
+    """The script leaves lines open on both streams, and draws a bar over itself, whenever ampmem has a line to say."""
+    said = """print("whole", step, flush=True)
+    for stream in (sys.stderr, sys.stdout)[:: 1 - 2 * (step % 2)]:
+        print(f"\\r{stream.name} {step}", end="", file=stream, flush=True)"""
+    script = write_training(tmp_path)
+    text = script.read_text().replace("print(step, loss.item(), torch.rand(1).item(), flush=True)", said)
+    script.write_text(text.replace('print("end of script")', 'print("end of script", end="")'))
     reader, terminal = pty.openpty()
-    command = [ready_python(), "-m", "ampmem", "profile", "--steps", "2", "train.py"]
-    subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=True)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [ready_python(), "-m", "ampmem", "profile", "--steps", "2", "--run-to-end", "train.py"]
+    subprocess.run(command, cwd=tmp_path, stdout=terminal, stderr=terminal, timeout=120, check=True)
     os.close(terminal)
-    shown = os.read(reader, 1 << 20).decode()
+    picture = on_a_screen(os.read(reader, 1 << 20).decode(), columns=80)
     os.close(reader)
-    assert "\nampmem: step 1 of 2\r\n" in shown
-    assert "\nampmem: step 2 of 2\r\n" in shown
+    begun = picture.index("ampmem: step 1 of 2")
+    assert picture[begun - 1 : begun + 4] == [
+        "ampmem: recording to train.ampmem",
+        "ampmem: step 1 of 2",
+        "whole 0",
+        "<stdout> 0",  # over "<stderr> 0"
+        "ampmem: step 2 of 2",
+    ]
+    ended = picture.index("<stderr> 3end of script")
+    assert picture[ended + 1].startswith("ampmem: recorded 2 steps in train.ampmem")
+
+
+def on_a_screen(written: str, *, columns: int) -> list[str]:
+    """The lines that a terminal shows at the end, as wide as ``columns``, for ever so many lines; without styles."""
+    lines, column = [""], 0
+    for piece in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|.|\n", written):
+        if piece == "\r":
+            column = 0
+        elif piece == "\x1b[K":
+            lines[-1] = lines[-1][:column]
+        elif piece == "\n" or (len(piece) == 1 and column == columns):  # the cursor waits behind a full line
+            lines.append("")
+            column = column if piece == "\n" else 0
+        if piece not in "\r\n" and len(piece) == 1:
+            lines[-1] = lines[-1][:column].ljust(column) + piece + lines[-1][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in lines]
 
 
 TRAINS = """
@@ -205,6 +240,8 @@ def test_ctrl_c_ends_the_script_as_it_would(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in done.stderr
     assert len(read(tmp_path / "train.ampmem").steps) == 2
+    assert "\nthe peak by category: step " in done.stderr
+    assert "\nampmem: interrupted after 2 steps; what was recorded is in train.ampmem, " in done.stderr
 
 
 def test_sigkill_leaves_the_finished_steps(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_each_step_has_a_row_and_the_script_runs_to_its_end(tmp_path: Path) -> N
     assert [row.step for row in run.rows if row.full] == [0, 1, 2, 15, 16, 17, 30, 31, 32]
     assert [(each.why, each.first, each.last) for each in run.full] == [(Why.START, 0, 2), (Why.EVERY, 30, 32)]
     assert run.ending is not None and run.ending.failure is None
-    assert "40 steps, ended" in said and "no growth seen" in said
+    assert "40 steps, ended" in said and "\nNo growth seen" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train-watch.ampmem", "train.py"]
 
 
@@ -96,7 +96,7 @@ def test_a_leak_of_one_kibibyte_a_step_is_found_and_named(tmp_path: Path) -> Non
     script(tmp_path, steps=60, more=LEAK)
     _, _, said = watched(tmp_path)
     text = " ".join(said.split())
-    assert "memory grows: the memory allocated at the end of each step rises by 1.0 KiB per step" in text
+    assert "Memory grows: the memory allocated at the end of each step rises by 1.0 KiB per step" in text
     assert "10.0 KiB in 10 by kept[*]" in text
 
 
@@ -246,15 +246,18 @@ def test_a_run_that_is_killed_has_every_row_that_was_told(tmp_path: Path, how: s
 
 def test_an_interrupt_ends_the_process_as_python_does_and_the_file_says_so(tmp_path: Path) -> None:
     script(tmp_path, steps=10**6, more="print(i, flush=True)")
-    command = [ready_python(to_the_end=True), "-m", "ampmem", "watch", "--quiet", "train.py"]
+    command = [ready_python(to_the_end=True), "-m", "ampmem", "watch", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for told in process.stdout:
             if int(told) == 25:
                 process.send_signal(signal.SIGINT)
                 break
-        process.communicate()
+        _, said = process.communicate()
     assert process.returncode == -signal.SIGINT
+    steps = len(read_watched(tmp_path / "train-watch.ampmem").rows)
+    assert steps >= 25 and f"ampmem: interrupted after {steps} steps in train-watch.ampmem" in said
+    assert f"\n{steps} steps, interrupted\n" in said and "the script failed" not in said
     ending = read_watched(tmp_path / "train-watch.ampmem").ending
     assert ending is not None and ending.failure is not None and ending.failure.line.startswith("KeyboardInterrupt")
 

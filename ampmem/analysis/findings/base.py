@@ -381,13 +381,15 @@ Check: TypeAlias = Callable[[TrainingRun], Finding | None]
 # All changes that may help a run that ran out of memory, in one list.
 
 _OF_ITSELF = "out-of-memory"
+_AT_MOST = "at most: computed from the tensors that were alive; ampmem advise runs the change"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
     """A change, the reason for it, and the bytes that it saves at the failure (``None`` if unknown).
 
-    ``finding`` is the finding behind it; ``None`` if the change comes from the failed request.
+    ``finding`` is the finding behind it; ``None`` if the change comes from the failed request: then it saves these
+    bytes at most.
     """
 
     change: str
@@ -402,6 +404,10 @@ def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, .
         Remedy(change=finding.change, why=finding.message, bytes=finding.off_failure, finding=finding)
         for finding in findings
         if finding.off_failure
+    ]
+    found += [
+        Remedy(change=f"{each.change} (ampmem profile {each.option})", why=_AT_MOST, bytes=each.bytes, finding=None)
+        for each in oom.levers
     ]
     known = {remedy.finding.code for remedy in found if remedy.finding is not None}
     others = (option.change for option in oom.options if option.finding not in known)

@@ -20,6 +20,7 @@ from typing import IO, Any, Self, TypeVar
 
 import click
 
+from ampmem.allocator.gpus import GpuSpec
 from ampmem.cli.options import ScriptOptions, check_dtype, settled
 from ampmem.cli.processes.messages import Inbox, StepEnded
 from ampmem.cli.processes.protection import way_here
@@ -30,7 +31,7 @@ from ampmem.output import Terminal, printable
 from ampmem.recorder.marker import step_on_text
 from ampmem.recorder.script import STDIN, standard_input
 from ampmem.reporters.text.plain_text import shorten
-from ampmem.units import counted
+from ampmem.units import counted, format_bytes
 from ampmem.vocabulary import Device, Files, Precision
 
 STEPS = 2
@@ -359,6 +360,17 @@ def say_protected(script: ScriptOptions) -> None:
         Terminal(sys.stderr).say(_PROTECTED)
     if limits := way_here(Path.cwd()).limits:
         Terminal(sys.stderr).say(limits)
+
+
+def say_context(gpu: GpuSpec, limit: int) -> None:
+    """Say so if the CUDA context may take nearly all of ``limit`` bytes: hardly any run surely fits then."""
+    most = gpu.context.most
+    if 4 * most > 3 * limit:
+        name = "" if gpu.chip else "; name the GPU, as in --gpu h100: more is known of its context than of an amount's"
+        Terminal(sys.stderr).say(
+            f"up to {format_bytes(most)} are assumed for the CUDA context, and the limit is {format_bytes(limit)}, so "
+            f"hardly any run surely fits{name}"
+        )
 
 
 _PROTECTED = (

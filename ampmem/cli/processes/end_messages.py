@@ -20,11 +20,13 @@ from ampmem.errors import ModelElsewhere, NothingRecorded
 from ampmem.failure import failure_of
 from ampmem.names import RAN_ON, RAN_ON_FAILED, RAN_ON_PREDICTED
 from ampmem.output import sized
-from ampmem.recorder.script import Target
+from ampmem.recorder.script import Target, texts_in
 from ampmem.recording import add_ending
 from ampmem.units import counted
+from ampmem.vocabulary import SourceKind
 
 if TYPE_CHECKING:
+    from ampmem.analysis.summary import Summary
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.simulator.start import Simulation
@@ -234,6 +236,8 @@ def left_by_failure(session: Session, path: Path, stopper: Stopper, *, later: bo
     if recorded and later:
         said = f"{counted(recorded, 'step')} and the request that failed later are in {there}"
         return f"the script failed after the recorded steps; {said} {show}"
+    if recorded and session.outcome.interrupted:
+        return f"interrupted after {counted(recorded, 'step')}; what was recorded is in {there} {show}"
     if recorded:
         return f"the script failed; {ended} {'is' if recorded == 1 else 'are'} in {there} {show}"
     discard(session)
@@ -294,9 +298,32 @@ def show_tables(recording: Path, named: Path, audience: Audience) -> None:
 
     report = replace(report_of(recording), file=str(named))
     audience.show(render_reports([report], layout=layout_for(audience.screen)))
+    if line := _cheaper(report.summary):
+        audience.say(line)
 
 
-def show_shortage(recording: Path, audience: Audience) -> None:
+_MANY_EVENTS = 3000
+"""The events of a step from which on recording it costs about a tenth of a second."""
+_RATIOS = {SourceKind.CPU: ("1.5 to 5.2", "2.2 to 8.8"), SourceKind.CUDA: ("2.1 to 5.5", "5.4 to 9.0")}
+"""The cost of recorded steps of small models with the extension and without, as measured in docs/benchmarks.md."""
+
+
+def _cheaper(summary: Summary) -> str:
+    """The sentence about ``ampmem extension``, if recorded steps were slow and it can be compiled; else empty."""
+    if summary.source not in _RATIOS or summary.conservation.events < _MANY_EVENTS * len(summary.steps):
+        return ""
+    from ampmem.recorder.sources import extension
+
+    if not extension.is_missing():
+        return ""
+    compiled, now = _RATIOS[summary.source]
+    return (
+        "recording made these steps slower: ampmem extension compiles once, in half a minute, and then a recorded step "
+        f"of a small model takes {compiled} times its plain time, not {now} (ampmem docs 'the c++ extension')"
+    )
+
+
+def show_shortage(recording: Path, _: Path, audience: Audience) -> None:
     """Show the out-of-memory report of the run."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.layout import layout_for
@@ -321,12 +348,9 @@ _NO_GPU = (
 
 
 def asks_for_cuda(code: CodeType) -> bool:
-    """Whether ``code``, or a function or class in it, names CUDA or a library that picks a device itself."""
-    texts = [*code.co_names, *(each for each in code.co_consts if isinstance(each, str))]
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return any(word in text for text in texts for word in ("cuda", "accelerat", "lightning", "Trainer")) or any(
-        map(asks_for_cuda, inner)
-    )
+    """Whether ``code`` names CUDA or a library that picks a device itself."""
+    picks = ("cuda", "accelerat", "lightning", "Trainer")
+    return any(word in text for text in texts_in(code) for word in picks)
 
 
 def on_the_cpu(script: ScriptOptions) -> str:

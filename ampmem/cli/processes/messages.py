@@ -96,7 +96,8 @@ class Person(Audience):
     def step(self, ended: StepEnded) -> None:
         """Print a line for steps 1, 2, 4, 8 and so on, and for the last.
 
-        Each line is complete: the script's own output would continue an open one.
+        Each line is complete: the script's own output would continue an open one. A line of the script's that has no
+        end yet stays above it.
         """
         due = ended.done == ended.wanted or ended.done & (ended.done - 1) == 0
         if due and self._terminal.is_screen():

@@ -25,6 +25,7 @@ from ampmem.recorder.marker import FORMS, step_on_text
 from ampmem.recorder.options import Asked, asked_in_python
 from ampmem.recording import SUFFIX
 from ampmem.reporters.html.notebook import MOST, Card, Remark, frame, html_of
+from ampmem.reporters.html.picture import picture_of
 from ampmem.units import counted, format_bytes
 from ampmem.vocabulary import FORCED_PRECISIONS, Device, Precision
 
@@ -32,9 +33,15 @@ if TYPE_CHECKING:
     from ampmem.api import Comparison, Profile
 
 
-def framed_bundle(said: Sequence[str], recordings: Sequence[Path], tables: Bundle) -> Bundle:
-    """The sentences ``said``, then the page of ``recordings``, or ``tables`` where a page is not shown or too large."""
+def framed_bundle(said: Sequence[str], recordings: Sequence[Path], tables: Bundle, *, light: bool) -> Bundle:
+    """The sentences ``said``, then the page of ``recordings``, or ``tables`` where a page is not shown or too large.
+
+    ``light`` asks for pictures and the tables instead of the page.
+    """
     text = "\n".join(["ampmem: " + " ".join(said), "", tables["text/plain"]])
+    if light:
+        below = "".join([*map(picture_of, recordings), tables.get("text/html", "")])
+        return {"text/plain": text, "text/html": _head(said) + below}
     framed = frame(recordings, "ampmem: the report of this cell")
     if framed is None:
         remark = f"The page is larger than {format_bytes(MOST)} and is not kept in the notebook: --html FILE writes it."
@@ -62,6 +69,7 @@ class CellOptions:
     cells: tuple[int, ...] | None
     output: Path | None
     html: Path | None
+    light: bool
     last: bool
     help: bool
 
@@ -158,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         help="keep the recording in this file; with --compare, the beginning of the files' names",
     )
     add("--html", type=Path, metavar="FILE", help="also write the page here")
+    add("--light", action="store_true", help="show a picture and the table, some 20 KB, instead of the page")
     add("--force", action="store_true", help="replace existing files")
     add("--last", action="store_true", help="in a line %%ampmem: show the last recording or comparison again")
     add("-h", "--help", action="store_true", help="show this help")
@@ -221,7 +230,9 @@ class RecordedCell:
         """The recording as shown. Raises :class:`NothingRecorded` and what reading a recording raises."""
         recording = self.profile.recording()
         tables = recording._repr_mimebundle_()
-        return framed_bundle(list(self._said(len(recording.steps), error)), [self.profile.path], tables)
+        return framed_bundle(
+            list(self._said(len(recording.steps), error)), [self.profile.path], tables, light=self._options.light
+        )
 
     def _said(self, steps: int, error: BaseException | None) -> list[str]:
         """The sentences above the page: the recorded steps, the forced precision, the simulated GPU, and the file."""
@@ -299,7 +310,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
         _check_steps(reached, options.asked.skip, chosen)
         comparison = ampmem.api.compare(*paths)
         said = _said(chosen, untold(code, notebook.before, chosen), name, paths if options.output is not None else [])
-        shown = framed_bundle(said, paths, comparison._repr_mimebundle_())
+        shown = framed_bundle(said, paths, comparison._repr_mimebundle_(), light=options.light)
         display(shown)
         if len(paths) < len(FORCED_PRECISIONS):
             print(text, file=sys.stderr)

@@ -32,7 +32,7 @@ import torch
 
 from ampmem.errors import AmpmemError
 from ampmem.events import Column
-from ampmem.output import Terminal, cache_folder
+from ampmem.output import Terminal, cache_folder, sized
 from ampmem.recorder.torch_private.general import profiler_enabled
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
@@ -57,6 +57,15 @@ _NO_WORKSPACES = (
     "the part for the workspaces of cuBLAS does not work with this torch: at the end of a recording ampmem looks for "
     "Python objects that hold them instead"
 )
+_NO_COMPILER = f"there is no C++ compiler ({', '.join(_COMPILERS)}): install one, or name it in CXX"
+_PARTS = (
+    ("ampmem_start", "memory events", "torch.profiler"),
+    ("ampmem_ops_start", "ops of forward", "a dispatch mode"),
+    ("ampmem_tensors_clear", "parameters, gradients and optimizer state that do not change", "Python"),
+    ("ampmem_trace_start", "the CUDA allocator's trace", "a copy of its memory history after each step"),
+    ("ampmem_workspaces", "workspaces of cuBLAS", "a search for Python objects"),
+)
+"""Each part by one of its functions, with what it observes, and what does so without it."""
 CPU, OTHER_DEVICE = -1, -2
 """The devices of the CPU's blocks, and of those that are neither the CPU's nor CUDA's."""
 _BLOCK, _SPAN = 9, 5
@@ -255,6 +264,46 @@ def _own_content(path: Path) -> bytes:
         os.close(descriptor)
 
 
+def compiler_here() -> list[str]:
+    """The words that begin a C++ compiler's command; empty without a compiler."""
+    return (os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), "")).split()
+
+
+def is_missing() -> bool:
+    """Whether the extension could be compiled here, was not, and is not turned off."""
+    try:
+        return os.environ.get(VARIABLE) != _OFF and not os.path.lexists(path()) and bool(compiler_here())
+    except RuntimeError:  # no home folder
+        return False
+
+
+def _path_to_use() -> Path:
+    """As :func:`path`; raises :class:`AmpmemError` without a home folder."""
+    try:
+        return path()
+    except RuntimeError as error:
+        raise AmpmemError("there is no home folder: name a cache folder in XDG_CACHE_HOME") from error
+
+
+def status() -> list[str]:
+    """What is compiled, for which torch, and what it replaces, a sentence each. Raises :class:`AmpmemError`."""
+    library, version = _path_to_use(), f"torch {torch.__version__}"
+    others = sorted(each.name.rpartition("-")[0] for each in folder().glob("*.so") if each != library)
+    said = [f"compiled for other versions: torch {', '.join(others)}"] if others else []
+    if os.environ.get(VARIABLE) == _OFF:
+        said.append(f"{VARIABLE}=off: recordings do not use it")
+    if not os.path.lexists(library):
+        how = f"ampmem extension compiles it with {compiler_here()[0]}" if compiler_here() else _NO_COMPILER
+        return [f"not compiled for {version}; {how}", *said]
+    try:
+        _loaded(library)
+    except AmpmemError as error:
+        return [f"compiled for {version}, but not used: {error}", *said]
+    has = ctypes.CDLL(str(library))
+    used = [f"{what}: in place of {other}" for name, what, other in _PARTS if hasattr(has, name)]
+    return [f"compiled for {version}: {sized(library)}", *used, *left_out(library), *said]
+
+
 def build() -> Path:
     """Compile the extension for this torch, and try it; returns its path.
 
@@ -265,13 +314,10 @@ def build() -> Path:
         AmpmemError: there is no C++ compiler, it fails, the cache folder cannot be written, or the extension does not
             see what torch allocates.
     """
-    compiler = (os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), "")).split()
+    compiler = compiler_here()
     if not compiler:
-        raise AmpmemError(f"there is no C++ compiler ({', '.join(_COMPILERS)}): install one, or name it in CXX")
-    try:
-        library = path()
-    except RuntimeError as error:
-        raise AmpmemError("there is no home folder: name a cache folder in XDG_CACHE_HOME") from error
+        raise AmpmemError(_NO_COMPILER)
+    library = _path_to_use()
     cache = library.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)

@@ -40,10 +40,10 @@ class PageProgress:
         with self._lock:
             self._text = text
             if self._shown:
-                line = shorten(f"ampmem: {text}", _WIDTH) if text else ""
-                self._terminal.write(f"\r\x1b[K{line}")
+                self._terminal.replace(shorten(f"ampmem: {text}", _WIDTH) if text else "")
 
     def _begin(self) -> None:
         with self._lock:
             self._shown = bool(self._text)
+            self._terminal.write(self._terminal.line_start())
             self.say(self._text)

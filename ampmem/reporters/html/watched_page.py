@@ -26,6 +26,7 @@ from ampmem.reporters.text.watched import (
     shortage_lines,
     summary_lines,
     watched_heading,
+    watched_verdict,
 )
 from ampmem.units import format_bytes
 from ampmem.version import __version__
@@ -128,7 +129,7 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
         ampmem=__version__,
         config=PLOTLY_CONFIG,
         title=visible(watched_heading(found), MAX_PROSE),
-        lines=_page_texts(summary_lines(found)),
+        lines=_page_texts((watched_verdict(found), *summary_lines(found))),
         curves=_curves(shown),
         bands=tuple(map(_band, found.full)),
         categories=category_views(),

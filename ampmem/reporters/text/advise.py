@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampmem.analysis.advise import AdviceDocument, AdvisedRun, ProvenResults
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, size_beside, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, command_lines, size_beside, wrapped
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import Device
 
@@ -24,8 +24,22 @@ def render_advice(found: AdviceDocument, layout: Layout = PLAIN) -> str:
     if rows_of_blocks(found):
         sections.append(f"{layout.strong(BLOCKS)}\n\n{_table_of_blocks(found, layout)}")
     if best is not None:
-        sections.append("\n".join([layout.strong(f"in code: {best.change}"), "", *best.code]))
+        tries = command_lines(best.command, layout.width)
+        sections.append("\n".join([layout.strong(f"in code: {best.change}"), "", *best.code, *tries]))
+        others = [
+            line
+            for run in found.runs
+            if run is not best and _worth(run)
+            for line in ("", f"{run.change}:", *run.code, *command_lines(run.command, layout.width))
+        ]
+        if others:
+            sections.append("\n".join([layout.strong(ALONE), *others]))
     return "\n\n".join(sections)
+
+
+def _worth(run: AdvisedRun) -> bool:
+    """Whether ``run`` made one change, which saves something."""
+    return "," not in run.change and bool(run.code) and _saved(run) not in (ABSENT, "nothing")
 
 
 REFUSED = "refused or failed"
@@ -33,6 +47,7 @@ PROVEN = "losses and gradients of three steps on the CPU"
 
 
 COMPUTED = "not run: other changes that lower the peak of the script as it is, computed from its recording"
+ALONE = "each change alone, in code, and the command that tries it"
 BLOCKS = "blocks, in the order in which they are checkpointed"
 COLUMNS_OF_BLOCKS = ("order", "block", "kept for\nbackward", "FLOPs of\nforward")
 
@@ -196,6 +211,8 @@ def _fits(run: AdvisedRun, found: AdviceDocument) -> str:
 
 def _saved(run: AdvisedRun) -> str:
     """The cell ``saved``: ``1.2 GiB`` of the allocated peak, or ``1.2 GiB reserved`` for a setting of the allocator."""
+    if run.options and run.saved_at_least_bytes:
+        return f"at least {format_bytes(run.saved_at_least_bytes)}"
     if not run.options or run.saved_bytes is None:
         return ABSENT
     if run.options[0] == "--force-allocator" and run.saved_reserved_bytes:

@@ -99,7 +99,10 @@ def remarks(result: CheckResult) -> Iterator[str]:
             differ = f"{each.what} is {each.after} here and {each.before} in {baseline.label}"
             yield f"note: {differ}, which may explain a difference"
         if any(broken.grew and not broken.grouped for broken in result.broken):
-            yield "note: one of the two is a summary, so growth is shown by category and module, not by line"
+            yield (
+                "note: one of the two is a summary, so growth is shown by category and module, not by line; a "
+                "recording as the baseline (--baseline main.ampmem) shows the lines"
+            )
     if TRIALS_NOT_JUDGED in result.notes:
         yield f"note: {TRIALS_NOT_JUDGED}"
     yield from (f"note: {note}" for note in result.notes if note.startswith(PEAK_IS))

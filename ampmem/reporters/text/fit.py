@@ -52,6 +52,10 @@ def headline(fit: FitResult) -> str:
     ]
     if not fitting:
         return f"No value that was run surely fits on {device}."
+    if fit.without_effect:
+        values = f"from {format_count(fit.values[0])} to {format_count(fit.values[-1])}"
+        same = f"the peak is the same at each value that was run, {values}"
+        return f"{fit.vary.name} has no effect: {same}. Does the script use it, and does it have enough data?"
     said: list[str] = []
     what = "fits a batch of " if "batch" in fit.vary.name.lower() else f"fits with {fit.vary.name} "
     for precision, most in fitting:
@@ -105,7 +109,7 @@ def remarks(fit: FitResult) -> list[str]:
         if precision.gaps:
             values = ", ".join(map(fit.vary.shown, precision.gaps))
             found.append(f"{precision.name}: {values} did not fit, although a larger value did")
-        if precision.flat_from is not None and precision.largest_fitting is not None:
+        if precision.flat_from is not None and not (fit.same_as(precision) or fit.without_effect):
             found.append(
                 f"{precision.name}: the peak is the same at {fit.vary.shown(precision.flat_from)} and at "
                 f"{precision.largest_fitting}: does the script use {fit.vary.name}, and does it have enough data?"
@@ -193,7 +197,7 @@ def cells(precision: PrecisionFit, value: int, shown: Callable[[int], str]) -> t
     if memory is None:
         return DOES_NOT_FIT, ""
     reserved = shown(memory.reserved)
-    return shown(memory.allocated), reserved if memory.surely else f"{reserved}, may not fit"
+    return shown(memory.allocated), reserved if memory.surely else f"{reserved}, may fit"
 
 
 def _section(title: str, lines: Sequence[str], layout: Layout) -> str:

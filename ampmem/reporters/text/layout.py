@@ -36,12 +36,14 @@ _BELOW = 4
 class Layout:
     """The layout of a text: no line is longer than ``width``; with ``colour`` lines may be styled.
 
-    Styles come last, line by line: text that is wrapped, cut or counted has no escape codes yet. In another ``form``
-    than text, ``tables`` collects each heading, and each table in that form.
+    Styles come last, line by line: text that is wrapped, cut or counted has no escape codes yet. ``screen`` says that
+    there is a terminal, where shares are drawn as bars, too. In another ``form`` than text, ``tables`` collects each
+    heading, and each table in that form.
     """
 
     width: int = WIDTH
     colour: bool = False
+    screen: bool = False
     form: Form = Form.TEXT
     tables: list[tuple[str, str]] = field(default_factory=list)
 
@@ -115,15 +117,16 @@ def layout_for(stream: TextIO | None, environment: Mapping[str, str] = os.enviro
     """
     if form is not Form.TEXT:
         return Layout(width=_UNLIMITED, form=form)
-    columns, colour = _columns_of_environment(environment), False
+    columns, colour, screen = _columns_of_environment(environment), False, False
     with suppress(OSError, ValueError):  # the stream is closed
         if stream is not None and stream.isatty():
+            screen = True
             colour = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
             # The width of standard output, or of the stream itself if that is a file; COLUMNS comes first.
             columns = shutil.get_terminal_size(fallback=(WIDTH, 0)).columns
             own = os.get_terminal_size(stream.fileno()).columns or WIDTH  # raises if the stream has no descriptor
             columns = shutil.get_terminal_size(fallback=(own, 0)).columns
-    return Layout(width=min(max(columns, NARROWEST), WIDEST), colour=colour)
+    return Layout(width=min(max(columns, NARROWEST), WIDEST), colour=colour, screen=screen)
 
 
 def _columns_of_environment(environment: Mapping[str, str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TypeAlias
 
 from ampmem.allocator.trace import WhatIf
@@ -15,7 +16,7 @@ from ampmem.analysis.ops import plain_op, result_of, user_frame
 from ampmem.analysis.summary import Peak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.names import casts_compiled, layers, layers_named, natural, of_all_layers, shape_text
-from ampmem.reporters.text.layout import Layout, number, table, table_with_lines, words
+from ampmem.reporters.text.layout import Layout, narrowest, number, table, table_with_lines, words
 from ampmem.reporters.text.plain_text import ABSENT, per_parameter, share, shorten, signed, size_cells, wrapped
 from ampmem.reporters.text.plain_text import columns as columns_of
 from ampmem.units import counted, format_bytes, format_count, format_peak
@@ -57,7 +58,22 @@ def render_categories(
     rows += [[name, format_peak(size), *[""] * (len(rows[0]) - 2)] for name, size in above]
     columns = [words("category", least=_NAME), number("bytes"), number("share")]
     columns += [number("B/param", rank=1)] if parameters else []
+    bars = [bar_of(size, total) for _, size in _sizes(live, parts)]
+    with_bars = [*columns, words("")], [[*row, each] for row, each in zip_longest(rows, bars, fillvalue="")]
+    if layout.screen and narrowest(*with_bars) <= layout.width:
+        columns, rows = with_bars
     return table(columns, rows, layout, strong=(TOTAL, ALLOCATED))
+
+
+BAR = 20
+"""The characters of a whole bar."""
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def bar_of(size: int, total: int) -> str:
+    """A bar for the share of ``size`` in ``total``, to an eighth of a character."""
+    whole, eighths = divmod(round(8 * BAR * min(size, total) / total) if total else 0, 8)
+    return f"{'█' * whole}{_EIGHTHS[eighths]}".rstrip()
 
 
 def _sizes(live: Breakdown, parts: Parts) -> Iterator[tuple[str, int]]:

@@ -49,6 +49,8 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
     facts.insert(sum(key in ("request", "missing", "by") for key, _ in facts), ("at", user_frames(oom.stack)[-FRAMES:]))
     found = remedies(oom, summary.findings)
     facts.append(("to change", [_change(remedy) for remedy in found if remedy.bytes is not None]))
+    if oom.levers:
+        facts.append(("", ["at most: computed from the tensors alive then; ampmem advise runs each change"]))
     facts.append(("may help", [_change(remedy) for remedy in found if remedy.bytes is None]))
     for key, texts in facts:
         shown = [line for text in texts for line in wrapped(text, layout.width - _KEY)]
@@ -190,5 +192,5 @@ def request_facts(oom: FailedRequest, summary: Summary) -> list[tuple[str, str]]
 def _change(remedy: Remedy) -> str:
     if remedy.bytes is None:
         return f"- {remedy.change}"
-    least = "" if remedy.finding is None else remedy.finding.at_least
-    return f"- {least}{format_bytes(remedy.bytes)} less at the failure: {remedy.change}"
+    bound = "at most " if remedy.finding is None else remedy.finding.at_least
+    return f"- {bound}{format_bytes(remedy.bytes)} less at the failure: {remedy.change}"

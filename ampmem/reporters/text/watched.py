@@ -9,7 +9,9 @@ from ampmem.analysis.watched import FullPart, HeldBefore, Shortage, WatchedSumma
 from ampmem.growth import LEAST_STEPS
 from ampmem.output import printable
 from ampmem.recording.watched import Why
+from ampmem.reporters.text.answer import capital
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
+from ampmem.reporters.text.memory import BAR, bar_of
 from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped
 from ampmem.units import format_bytes, format_count, format_peak
 
@@ -33,8 +35,10 @@ SAMPLED = "on the CPU a peak is a lower bound: the largest value seen when a mod
 def render_watched(found: WatchedSummary, layout: Layout = PLAIN) -> str:
     """The whole text about the run."""
     parts = [
-        layout.heading(watched_heading(found)),
-        "\n".join(line for text in summary_lines(found) for line in wrapped(text, layout.width)),
+        layout.heading(watched_verdict(found)),
+        "\n".join(
+            line for text in (watched_heading(found), *summary_lines(found)) for line in wrapped(text, layout.width)
+        ),
     ]
     if found.shortage is not None:
         parts += [layout.alarm("Out of memory"), _shortage(found.shortage, layout)]
@@ -60,10 +64,18 @@ def watched_heading(found: WatchedSummary) -> str:
     return f"{script}{device}{simulated}{ranks}"
 
 
+def watched_verdict(found: WatchedSummary) -> str:
+    """The answer in one sentence: whether memory ran out, and whether it grows."""
+    short, grows = found.shortage, growth_line(found)
+    if short is not None:
+        ran_out = f"memory ran out in step {short.step}, {PHASES.get(short.phase, short.phase)}"
+        return capital(f"{ran_out}; {grows}" if found.highest is not None else ran_out)
+    return capital("no step has ended" if found.highest is None else grows)
+
+
 def summary_lines(found: WatchedSummary) -> Iterator[str]:
-    """The run in sentences."""
+    """The run in sentences, besides the verdict."""
     if found.highest is None or found.last is None:
-        yield "no step has ended"
         yield from _end(found)
         return
     kept = "" if found.rows == found.steps else f" ({format_count(found.rows)} rows are kept, extremes always)"
@@ -74,7 +86,7 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
         batch += f"; in most steps it was {found.usual_batch}"
     of = f" of {format_bytes(found.run.limit)}" if found.run.limit else ""
     where = PHASES.get(highest.phase, highest.phase)
-    whole = " of a step that ended:" if found.shortage is not None else ""
+    whole = " of the finished steps:" if found.shortage is not None else ""
     yield f"highest peak{whole} {format_peak(highest.peak)}{of}, in step {highest.step}, {where}{batch}"
     reserved = f", {format_bytes(last.reserved)} reserved" if last.reserved else ""
     retries = f", the allocator freed its cache {last.retries} times to continue" if last.retries else ""
@@ -83,7 +95,6 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
         f"after step {last.step}: {format_bytes(last.alive)} allocated{reserved}{split}{retries}; the process uses "
         f"{format_bytes(last.host)} of host memory"
     )
-    yield growth_line(found)
     for grown in found.grown[-1:]:
         held = ", ".join(f"{format_bytes(each.bytes)} in {each.count} by {each.what}" for each in grown.held[:_LARGEST])
         yield f"still held of steps {grown.step - grown.steps + 1} to {grown.step}: {held}"
@@ -140,11 +151,14 @@ def _state(found: WatchedSummary) -> str:
         return "running"
     if found.ending is None:
         return "no end written"
-    return "ended with an error" if found.ending.failure is not None else "ended"
+    if found.ending.failure is None:
+        return "ended"
+    return "interrupted" if found.ending.failure.interrupted else "ended with an error"
 
 
 def _end(found: WatchedSummary) -> Iterator[str]:
-    if (ending := found.ending) is not None and ending.failure is not None:
+    ending = found.ending
+    if ending is not None and ending.failure is not None and not ending.failure.interrupted:
         said = ending.failure.line.partition(". ")[0] if ending.out_of_memory else ending.failure.line
         yield f"in step {ending.step} the script failed: {said}"
 
@@ -235,9 +249,6 @@ def _rank(found: WatchedSummary) -> list[str]:
     ]
 
 
-_BAR = 40
-
-
 def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
     """The current state of runs: a bar against the device's memory each, and the last full recording's categories."""
     texts = []
@@ -254,7 +265,7 @@ def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
         bars = [("peak", last.peak, limit), ("allocated", last.alive, "")]
         bars += [("reserved", last.reserved, "")] if last.reserved else []
         lines = [f"{layout.strong(name)}  step {last.step}{speed}, {_state(each)}"]
-        lines += [f"  {what:9} {_bar(size, most)} {format_bytes(size)}{of}" for what, size, of in bars]
+        lines += [f"  {what:9} {bar_of(size, most):{BAR}} {format_bytes(size)}{of}" for what, size, of in bars]
         if len(found) == 1:
             lines += _live_details(each, most)
         lines += [layout.advice(f"  {line}") for said in _warnings(each) for line in wrapped(said, layout.width - 2)]
@@ -266,7 +277,7 @@ def _live_details(found: WatchedSummary, most: int) -> Iterator[str]:
     for part in (part for part in found.full[-1:] if part.categories):
         yield f"  in full, steps {part.first} to {part.last}:"
         for name, size in sorted(part.categories.items(), key=lambda each: -each[1])[:6]:
-            yield f"    {name.replace('_', ' '):16} {_bar(size, most)} {format_bytes(size)}"
+            yield f"    {name.replace('_', ' '):16} {bar_of(size, most):{BAR}} {format_bytes(size)}"
 
 
 def _warnings(found: WatchedSummary) -> Iterator[str]:
@@ -276,8 +287,3 @@ def _warnings(found: WatchedSummary) -> Iterator[str]:
         yield f"the allocator freed its cache {found.last.retries} times to continue"
     yield from _end(found)
     yield from found.notes
-
-
-def _bar(size: int, most: int) -> str:
-    filled = min(round(_BAR * size / most), _BAR)
-    return "#" * filled + "." * (_BAR - filled)

@@ -14,6 +14,7 @@ from ampmem.units import format_bytes
 pytestmark = pytest.mark.slow
 
 STEP_KEPT = "ampmem: the script failed; 1 finished step is in run.ampmem, {} (ampmem show run.ampmem)"
+INTERRUPTED = "ampmem: interrupted after 1 step; what was recorded is in run.ampmem, {} (ampmem show run.ampmem)"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,8 @@ def test_a_failure_is_the_programs_own(tmp_path: Path, name: str, kind: FailureK
     both = beside(tmp_path, name)
     assert both.differences() == []
     assert both.plain.code != 0
-    kept = STEP_KEPT.format(format_bytes(both.recording.stat().st_size))
+    words = INTERRUPTED if name == "interrupted" else STEP_KEPT
+    kept = words.format(format_bytes(both.recording.stat().st_size))
     assert both.recorded.said == ("ampmem: recording to run.ampmem", kept)
     recording = read(both.recording)
     assert [step.finished for step in recording.steps] == [True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -34,11 +35,11 @@ from ampmem.analysis.advise import (
     why_unproven,
 )
 from ampmem.analysis.blocks import Blocks
-from ampmem.analysis.changes import CHANGES, Script, Trial
+from ampmem.analysis.changes import CHANGES, Loop, Script, Trial
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.suggested import Suggestion
 from ampmem.events import LayersRecord, OptimizerRecord
-from ampmem.reporters.text.advise import headline, proof_in_words, ranks_line, refused_lines, render_advice
+from ampmem.reporters.text.advise import headline, proof_in_words, ranks_line, refused_lines, render_advice, rows_of
 from ampmem.reporters.text.layout import Layout
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
@@ -729,3 +730,61 @@ def test_changes_of_ranks_are_named_and_written() -> None:
     )
     assert all(line.startswith(start) for line, start in zip(code_of(every, SCRIPT), starts, strict=True))
     assert " ".join(every.options()) == ("--force-bucket-view --force-reshard --force-policy --force-no-prefetch")
+
+
+def test_what_is_saved_is_at_least_what_the_script_had_and_asked_for_when_memory_ran_out() -> None:
+    trials = {
+        NOTHING_FORCED: Trial(memory=None, needed=5 << 20),
+        CHUNKS: Trial(memory=Memory(allocated=3 << 20, reserved=4 << 20, used=4 << 20)),
+        FUSED: Trial(memory=Memory(allocated=6 << 20, reserved=6 << 20, used=6 << 20)),
+        Forced(foreach=False): Trial(memory=None, needed=5 << 20),
+    }
+    script = replace(SCRIPT, profiled="--gpu 8MiB train.py")
+    found = advice(trials, script, None, title="train.py", steps=2, gpu="h100", total=100 << 20)
+    assert {run.change: run.saved_at_least_bytes for run in found.runs} == {
+        "loss in 8 chunks": 2 << 20,
+        "fused=True": 0,
+        "foreach=False": None,
+        "the script as it is": None,
+    }
+    jsonschema.Draft202012Validator(advise_schema()).validate(json.loads(found.to_json()))
+    saved = [row[4] for row in rows_of(found)]
+    assert saved == ["at least 2.0 MiB", "-", "-", "-"]
+    text = render_advice(found)
+    assert "ampmem profile --force-chunked-loss 8 --gpu 8MiB train.py" in text
+    assert "--force-fused" not in text  # it saves nothing
+
+
+ALL = Forced(checkpoint=SCRIPT.blocks.names if SCRIPT.blocks else ())
+
+
+@pytest.mark.parametrize(
+    ("loop", "forced", "first"),
+    [
+        (Loop.OF_TRANSFORMERS, ALL, "model.gradient_checkpointing_enable("),
+        (Loop.OF_TRANSFORMERS, checkpointed(3), "for block in model.h[:3]: "),
+        (Loop.OF_TRANSFORMERS, BFLOAT16, "with torch.autocast('cuda', dtype=torch.bfloat16):"),
+        (Loop.TRAINER, ALL, "TrainingArguments(..., gradient_checkpointing=True, "),
+        (Loop.TRAINER, BFLOAT16, "TrainingArguments(..., bf16=True)"),
+        (Loop.TRAINER, replace(HALF, batch_size=3), "TrainingArguments(..., per_device_train_batch_size=3, "),
+        (Loop.LIGHTNING, ALL, "for block in model.h[:12]: "),
+        (Loop.LIGHTNING, BFLOAT16, "Trainer(..., precision='bf16-mixed')"),
+    ],
+)
+def test_a_change_is_written_in_the_words_of_the_scripts_training_loop(loop: Loop, forced: Forced, first: str) -> None:
+    (line,) = code_of(forced, replace(LOADED, loop=loop))
+    assert line.startswith(first)
+    if forced.batch_size:
+        assert line.endswith("gradient_accumulation_steps=3)")  # 8 samples, 3 at once
+
+
+def test_the_loss_of_transformers_is_the_same_in_chunks() -> None:
+    torch = pytest.importorskip("torch")
+    (code,) = code_of(CHUNKS, replace(SCRIPT, loop=Loop.OF_TRANSFORMERS))
+    model = SimpleNamespace(loss_function=None)
+    exec(code, space := {"torch": torch, "F": torch.nn.functional, "model": model})
+    torch.manual_seed(0)
+    logits, labels = torch.randn(3, 17, 11, requires_grad=True), torch.randint(0, 11, (3, 17))
+    labels[:, :4] = -100
+    alike = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    assert space["model"].loss_function(logits, labels, vocab_size=11).item() == pytest.approx(alike.item(), rel=1e-6)

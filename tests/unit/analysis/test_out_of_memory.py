@@ -282,7 +282,7 @@ def test_the_commands_run_the_same_script_with_the_same_options(
     ]
     fit = ["ampmem", "fit", "--gpu", "h100", "--precision", "amp", *shared, "my train.py", *varied]
     advise = ["ampmem", "advise", "--gpu", "h100", "--precision", "amp", *shared, "my train.py", *arguments]
-    assert commands[:-1] == ([fit, advise] if varied else [advise])
+    assert commands[:-1] == ([advise, fit] if varied else [advise])
     narrow = render(summarize(replace(recording, run=run, precision=forced, ooms=(oom,))), (), layout=Layout(width=40))
     printed = narrow.partition("to run next\n\n")[2].partition("\n\n")[0].replace("\\\n", " ")
     assert [shlex.split(line) for line in printed.splitlines()][: len(commands)] == commands

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from support.build import Story
-from support.failures import GRADIENTS, ended, in_backward, in_forward, late_zero_grad, oom_at
+from support.failures import FP32, GRADIENTS, ended, in_backward, in_forward, late_zero_grad, oom_at
 
 from ampmem.allocator.oom import Reason
+from ampmem.allocator.settings import MIB
 from ampmem.analysis.findings.base import Finding, Section, remedies, told_elsewhere
 from ampmem.analysis.summary import Summary, summarize
-from ampmem.events import OptimizerRecord, Phase
+from ampmem.events import Fact, OptimizerRecord, Phase, PrecisionRecord
 from ampmem.reporters.text.out_of_memory import render_out_of_memory
 
 
@@ -134,3 +135,40 @@ def test_each_reason_names_the_memory_that_did_not_serve() -> None:
     assert (None, "allow the process more memory with torch.cuda.set_per_process_memory_fraction") in told(
         summarize(limited)
     )
+
+
+def of_two_blocks(*, autocast: bool = False) -> Summary:
+    """Two blocks with 4 MiB of weights each; forward keeps 8 MiB inside each, its result of 2 MiB, and the loss's."""
+    story = Story()
+    for i in range(2):
+        story.parameter(0x1000 + i, f"layers.{i}.up.weight", MIB)
+    story.begin(0, Phase.FORWARD)
+    for i in range(2):
+        saved(story, 0x2000 + i, 8, "aten::addmm", f"layers.{i}.up")
+        saved(story, 0x3000 + i, 2, "aten::add", f"layers.{i}")
+    saved(story, 0x4000, 16, "aten::_log_softmax", "")
+    story.now += 10
+    precision = PrecisionRecord(name="amp", dtype="bfloat16", cache=True, scaler=False) if autocast else FP32
+    alive = (4 * MIB, 4 * MIB, *(8 * MIB, 2 * MIB) * 2, 16 * MIB)
+    return summarize(ended(story, story.now, alive, precision=precision))
+
+
+def saved(story: Story, address: int, mebibytes: int, op: str, module: str) -> None:
+    story.tensor(Fact.OUTPUT, address, mebibytes * MIB, op, module=module, op=op, dtype="float32")
+    story.fact(Fact.SAVED, address, op)
+
+
+def test_the_changes_of_the_whole_run_have_the_bytes_of_the_tensors_that_they_are_about() -> None:
+    assert told(of_two_blocks())[:-1] == [
+        (36 * MIB, "offload saved tensors to the CPU (ampmem profile --force-offload)"),
+        (44 * MIB // 2, "put weights in bfloat16, no autocast (ampmem profile --precision bf16)"),
+        (36 * MIB // 2, "use autocast (ampmem profile --precision amp)"),
+        (2 * 8 * MIB, "recompute 2 blocks (ampmem profile --force-checkpoint 'layers.*')"),
+        (14 * MIB, "compute the loss in 8 chunks (ampmem profile --force-chunked-loss 8)"),
+    ]
+    under_autocast = [change for _, change in told(of_two_blocks(autocast=True))]
+    assert any("bf16" in change for change in under_autocast)
+    assert not any("--precision amp" in change or "chunked-loss" in change for change in under_autocast)
+    text = render_out_of_memory(of_two_blocks())
+    assert "at most 16.0 MiB less at the failure: recompute 2 blocks" in text
+    assert "at most: computed from the tensors alive then; ampmem advise runs each change" in text

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from ampmem.allocator.gpus import gpu_to_simulate
 from ampmem.analysis.advised import EndedRun
 from ampmem.analysis.blocks import Blocks
-from ampmem.analysis.changes import Script, Trial
+from ampmem.analysis.changes import Loop, Script, Trial
 from ampmem.analysis.fit import Memory
+from ampmem.cli.processes.children import say_context
 from ampmem.errors import UsageError
 from ampmem.vocabulary import NOTHING_FORCED, Forced
 
@@ -99,3 +101,37 @@ def test_what_is_left_is_said_by_what_the_runs_before_have_taken(
 def test_arguments_that_name_a_gpu_name_the_cpu() -> None:
     given = ("cuda", "--device=cuda:1", "--device", "cuda:0", "cuda.yaml", "cudax", "--cuda", "a=b=cuda")
     assert advise._on_cpu(given) == ("cpu", "--device=cpu", "--device", "cpu", *given[4:7], "a=b=cpu")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "limit", "said"),
+    [
+        (
+            "1GiB",
+            1 << 30,
+            "up to 896.0 MiB are assumed for the CUDA context, and the limit is 1.0 GiB, so hardly any run surely fits",
+        ),
+        ("2GiB", 2 << 30, ""),
+        ("h100", 80 << 30, ""),
+        ("h100", 600 << 20, "the limit is 600.0 MiB, so hardly any run surely fits\n"),
+    ],
+)
+def test_a_budget_that_the_context_nearly_fills_is_said(
+    gpu: str, limit: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_context(gpu_to_simulate(gpu), limit)
+    text = capsys.readouterr().err
+    assert said in text and bool(text) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("script", "loop"),
+    [
+        ("import torch", Loop.OWN),
+        ("def main():\n    from transformers import GPT2LMHeadModel", Loop.OF_TRANSFORMERS),
+        ("import transformers\ntransformers.Trainer(args=transformers.TrainingArguments())", Loop.TRAINER),
+        ("import lightning.pytorch as L, transformers", Loop.LIGHTNING),
+    ],
+)
+def test_the_training_loop_is_known_by_the_names_in_the_script(script: str, loop: Loop) -> None:
+    assert advise.loop_of(compile(script, "train.py", "exec")) is loop

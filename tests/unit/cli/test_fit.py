@@ -82,6 +82,25 @@ def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into(gol
     golden(view.room, "room")
 
 
+def test_a_precision_like_another_one_is_run_at_the_ends_only(golden: Golden) -> None:
+    peaks = {"as-is": 1000, "fp32": 1000, "amp": 700, "amp-nocache": 700}
+    slopes = {precision: lambda value, size=size: 2000 + size * value for precision, size in peaks.items()}
+    points = searched(slopes, vary(1, 200), curve=5)
+    # 97 is the largest in FP32 and 139 under AMP: (100,000 - 512 - 2000) / 1000, and / 700.
+    assert sorted(points["as-is"]) == [1, 97, 98] and sorted(points["amp-nocache"]) == [1, 139, 140]
+    assert {97, 98} < points["fp32"].keys() and len(points["fp32"]) > 4
+    found = result(points, vary(1, 200))
+    golden(render_fit_result(found))
+    assert found.break_even[-1].differences == found.break_even[1].differences
+
+
+def test_a_precision_that_differs_at_the_far_end_is_searched(golden: Golden) -> None:
+    points = searched({"fp32": lambda value: 1000 * value, "amp": lambda value: 500 + 500 * value}, vary(1, 300))
+    assert {99, 100} <= points["fp32"].keys() and {197, 198} <= points["amp"].keys()
+    flat = searched({"fp32": lambda _: 1000, "amp": lambda _: 900}, vary(1, 300), curve=3)
+    golden(render_fit_result(result(flat, vary(1, 300))))
+
+
 steps_up = st.lists(st.integers(0, 3000), min_size=2, max_size=300)
 
 

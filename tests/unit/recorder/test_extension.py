@@ -443,3 +443,36 @@ def test_the_command_prints_the_path_and_removes(tmp_path: Path, monkeypatch: py
         (extension.folder() / name).touch()
     assert CliRunner().invoke(group, ["extension", "--remove"]).exit_code == 0
     assert list(extension.folder().iterdir()) == []
+
+
+def status(*arguments: str) -> list[str]:
+    result = CliRunner().invoke(group, ["extension", "--status", *arguments])
+    assert result.exit_code == 0
+    return result.stdout.splitlines()
+
+
+def test_the_status_says_what_is_not_compiled_and_what_could(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "my-compiler -O0")
+    monkeypatch.delenv(extension.VARIABLE, raising=False)
+    not_there = f"not compiled for torch {torch.__version__}; ampmem extension compiles it with my-compiler"
+    assert status() == [not_there] and extension.is_missing()
+    extension.folder().mkdir(parents=True)
+    (extension.folder() / "2.5.1-0123.so").touch()
+    monkeypatch.setenv(extension.VARIABLE, "off")
+    off = "AMPMEM_EXTENSION=off: recordings do not use it"
+    assert status() == [not_there, "compiled for other versions: torch 2.5.1", off] and not extension.is_missing()
+
+
+def test_the_status_names_what_the_compiled_parts_replace(cache: Path) -> None:
+    first, *parts = status()
+    assert first.startswith(f"compiled for torch {torch.__version__}: {extension.path()}, ")
+    assert (
+        "memory events: in place of torch.profiler" in parts and "ops of forward: in place of a dispatch mode" in parts
+    )
+    assert not extension.is_missing()
+    extension.path().chmod(0o622)
+    assert status() == [
+        f"compiled for torch {torch.__version__}, but not used: other users can write {extension.path()}"
+    ]
+    extension.path().chmod(0o600)

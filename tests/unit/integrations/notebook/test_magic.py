@@ -16,6 +16,7 @@ import ampmem
 from ampmem.integrations.notebook import recorded
 from ampmem.integrations.notebook.cells import REACHED
 from ampmem.integrations.notebook.recorded import CellOptions
+from ampmem.reporters.html.picture import HEIGHT
 from ampmem.vocabulary import FORCED_PRECISIONS
 
 pytest.importorskip("IPython", reason="IPython is not installed")
@@ -283,6 +284,20 @@ def test_what_ends_a_step_can_be_named(notebook: Notebook) -> None:
     assert notebook.run("def evaluate(): return model(torch.ones(1, 16))").success
     ran = notebook.run("%%ampmem --step-on __main__.evaluate", "evaluate()", "evaluate();")
     assert ran.text.startswith("ampmem: All 2 steps of In [4]")
+
+
+def test_the_light_form_is_a_picture_and_the_table(notebook: Notebook) -> None:
+    (shown,) = notebook.run("%%ampmem --light", train()).shown
+    page = shown["text/html"]
+    assert "<iframe" not in page and "<script" not in page and "<table" in page
+    assert len(page.encode()) < 60_000
+    outlines = dict(re.findall(r'points="([^"]*)"><title>([^<]*)</title>', page))
+    tops = {name: min(float(point.split(",")[1]) for point in drawn.split()) for drawn, name in outlines.items()}
+    summary = notebook["_ampmem"].summary()
+    # The highest edge is the peak's, at the upper border; that of the parameters alone is below in proportion.
+    peak, parameters = summary.peak.bytes, summary.peak.categories["parameters"]
+    assert min(tops.values()) == 0.0
+    assert tops["Parameters"] == pytest.approx(HEIGHT * (1 - parameters / peak), abs=0.1)
 
 
 def test_a_page_that_is_too_large_is_a_table_and_says_so(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:

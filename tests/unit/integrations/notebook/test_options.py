@@ -17,6 +17,7 @@ PLAIN = CellOptions(
     cells=None,
     output=None,
     html=None,
+    light=False,
     last=False,
     help=False,
 )

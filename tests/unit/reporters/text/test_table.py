@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from support.golden_texts import encoder
 from ampmem.analysis.comparison import Entry
 from ampmem.analysis.ops import user_frame
 from ampmem.analysis.summary import Summary, summarize
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import Fact, Phase
@@ -18,7 +20,8 @@ from ampmem.names import NO_TIMES
 from ampmem.recording import read
 from ampmem.reporters.base import EVERYTHING, Detail
 from ampmem.reporters.text.compare import render_static_models
-from ampmem.reporters.text.memory import MODULES
+from ampmem.reporters.text.layout import Layout
+from ampmem.reporters.text.memory import MODULES, bar_of, render_categories
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render
@@ -221,3 +224,15 @@ def test_a_model_that_is_explained_says_so_once_and_of_no_row() -> None:
     assert "told" not in text
     broken = render(small(), [], details=EVERYTHING)
     assert "\noptimizer_state: NOT EXPLAINED: more in some tensors and as much less in others\n" in broken
+
+
+def test_a_terminal_has_a_bar_for_each_share_where_there_is_room() -> None:
+    live = dict.fromkeys(CATEGORIES, 0) | {Category.PARAMETERS: 300, Category.GRADIENTS: 100}
+
+    def bars(**layout: Any) -> list[str]:
+        lines = render_categories(live, {}, 100, Layout(**layout)).splitlines()[2:]
+        return [line.partition("█")[1] + line.partition("█")[2] for line in lines]
+
+    assert bars(screen=True) == ["█" * 15, "█" * 5, ""]  # of 20 characters
+    assert bars(screen=True, width=40) == bars() == ["", "", ""]
+    assert [bar_of(size, 160) for size in (0, 1, 8, 9, 159, 160)] == ["", "▏", "█", "█▏", "█" * 19 + "▉", "█" * 20]

@@ -142,6 +142,7 @@ export interface FailedRequest {
   reason: "oversize" | "wrong stream" | "wrong pool" | "limited" | "fragmented" | "exhausted";
   explanation: string;
   changes: Array<string>;
+  levers: Array<Lever>;
   next_commands: Array<string>;
   residual_bytes: number;
   later: boolean;
@@ -170,6 +171,12 @@ export interface LargestFree {
   usable: number;
   other_streams: number;
   other_pools: number;
+}
+
+export interface Lever {
+  change: string;
+  option: string;
+  bytes: number;
 }
 
 export interface RunPeak {
