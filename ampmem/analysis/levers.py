@@ -62,21 +62,22 @@ def _levers(history: MemoryHistory, tensors: Tensors, position: int, alive: Mask
     yield Lever(change=f"recompute {len(blocks)} blocks", option=f"--force-checkpoint '{patterns}'", bytes=inside)
     kept = _bytes(history, activations)
     yield Lever(change="offload saved tensors to the CPU", option="--force-offload", bytes=kept)
-    float32 = alive & np.array([text in ("", "float32") for text in recording.texts], dtype=np.bool_)[tensors.dtype]
     autocast = recording.precision.name in AUTOCAST_PRECISIONS
+    if not autocast:  # where it is on, the finding fp32-activations has the loss
+        ops = [text.removeprefix("aten::") in _OF_THE_LOSS for text in recording.texts]
+        loss = _bytes(history, alive & np.array(ops, dtype=np.bool_)[lifetimes.op])
+        chunked = loss - loss // LOSS_CHUNKS
+        option = f"--force-chunked-loss {LOSS_CHUNKS}"
+        yield Lever(change=f"compute the loss in {LOSS_CHUNKS} chunks", option=option, bytes=chunked)
     if not any(record.dtype == "float32" for record in recording.parameters):
         return
+    float32 = alive & np.array([text in ("", "float32") for text in recording.texts], dtype=np.bool_)[tensors.dtype]
     halved = sum(_bytes(history, float32 & classes.of(category)) for category in _HALVED) // 2
     copies = _bytes(history, alive & classes.of(Category.CAST_COPIES))
     yield Lever(change="put weights in bfloat16, no autocast", option="--precision bf16", bytes=halved + copies)
     if not autocast:
         half = _bytes(history, float32 & activations) // 2
         yield Lever(change="use autocast", option="--precision amp", bytes=half)
-        ops = [text.removeprefix("aten::") in _OF_THE_LOSS for text in recording.texts]
-        loss = _bytes(history, alive & np.array(ops, dtype=np.bool_)[lifetimes.op])
-        chunked = loss - loss // LOSS_CHUNKS
-        option = f"--force-chunked-loss {LOSS_CHUNKS}"
-        yield Lever(change=f"compute the loss in {LOSS_CHUNKS} chunks", option=option, bytes=chunked)
 
 
 def _bytes(history: MemoryHistory, mine: Mask) -> int:

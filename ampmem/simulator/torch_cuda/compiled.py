@@ -33,7 +33,9 @@ _STOPS = (
     "the memory of compiled code depends on {}; {} runs it uncompiled, or leave torch.compile out to see what the "
     "uncompiled run needs"
 )
-_VERSION = f"Inductor, and that of torch {torch.__version__} has not been verified ({_VERIFIED[0]} to {_VERIFIED[-1]} have)"
+_VERSION = (
+    f"Inductor, and that of torch {torch.__version__} has not been verified ({_VERIFIED[0]} to {_VERIFIED[-1]} have)"
+)
 _BACKEND = 'the backend "{}", which does not run on a simulated GPU'
 _MODE = 'what mode="{}" does on the GPU'
 _WHY = {
