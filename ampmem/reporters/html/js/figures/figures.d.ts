@@ -14,10 +14,14 @@ export interface Figure {
 
 export interface Plotly {
   react(chart: HTMLElement, data: object[], layout: object, config: object): Promise<unknown>;
+  downloadImage(picture: Figure, options: object): Promise<string>;
+  toImage(picture: Figure, options: object): Promise<string>;
 }
 
 /** An element that plotly has drawn in. */
 export interface Chart extends HTMLElement {
+  data: object[];
+  layout: { width: number; height: number; margin: { t: number }; legend?: object };
   on(event: "plotly_relayout", listener: (change: Record<string, unknown>) => void): void;
 }
 

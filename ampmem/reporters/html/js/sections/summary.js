@@ -110,7 +110,7 @@ export function showFindings({ said: { findings } }, jump) {
   fill(byId("findings"), ...findings.map((item) => finding(item, jump)));
   const helps = findings.some((item) => item.severity !== "info");
   byId("helps-title").textContent = helps ? "What would help" : "Worth knowing";
-  byId("findings").hidden = findings.length === 0;
+  byId("helps").hidden = byId("findings").hidden = findings.length === 0;
 }
 
 /**
