@@ -213,17 +213,19 @@ def render(view: PageView) -> str:
     return self_contained(template, "main.js", view, title=title, verdict=view.verdict, job=view.job)
 
 
-def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:
-    """The page from ``template`` with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it."""
-    return filled_template(
-        template, title=visible(title), data_json=json_for_script(plain(data)), **_files(entry), **more
-    )
+def self_contained(template: str, entry: str, data: object, *, title: str, first: str = "", **more: object) -> str:
+    """The page from ``template`` with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it.
+
+    ``first`` is a script that runs before the modules.
+    """
+    values = {"title": visible(title), "data_json": json_for_script(plain(data)), **_files(entry, first), **more}
+    return filled_template(template, **values)
 
 
 @cache
-def _files(entry: str) -> dict[str, str]:
-    """The parts of every page with the modules behind ``entry``, whatever it shows."""
-    script = bundle(_MODULES / entry)
+def _files(entry: str, first: str) -> dict[str, str]:
+    """The parts of every page with the modules behind ``entry`` and the script ``first``, whatever it shows."""
+    script = first + bundle(_MODULES / entry)
     return {
         "policy": _policy(script_source_hash(script), script_source_hash(plotlyjs.source())),
         "css": (FOLDER / "page.css").read_text(encoding="utf-8"),

@@ -13,7 +13,6 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.verdict import (
-    REQUESTED,
     Bar,
     BarPiece,
     End,
@@ -370,13 +369,12 @@ def _waterfall(ranks: Ranks) -> Waterfall | None:
         return None
     differing = {part.category: part.bytes for part in excess.parts}
     same = other.phase == peak.phase
-    requested = "" if peak.allocated is None else REQUESTED
     return Waterfall(
         title=f"From rank {excess.rank} to rank {worst.rank}",
-        when=(f"both {in_phase(peak.phase)}" if same else "between two instants") + requested,
+        when=f"both {in_phase(peak.phase)}" if same else "between two instants",
         rows=falls(
-            End(label=f"Rank {excess.rank}", bytes=other.bytes),
-            End(label=f"Rank {worst.rank}", bytes=peak.bytes),
+            End(label=f"Rank {excess.rank}", bytes=other.said),
+            End(label=f"Rank {worst.rank}", bytes=peak.said),
             differing,
         ),
         unchanged=unchanged({key: size for key, size in peak.categories.items() if size and key not in differing}),

@@ -97,6 +97,11 @@ def breakable(text: str) -> Markup:
     return rest(amount.format(part) if at % 2 else _with_breaks(part) for at, part in enumerate(_AMOUNT.split(text)))
 
 
+def unbroken(html: str) -> str:
+    """``html`` in whose text numbers stay with their units."""
+    return re.sub(rf"{_AMOUNT.pattern}(?![^<>]*>)", r'<span class="amount">\1</span>', html)
+
+
 def _with_breaks(text: str) -> Markup:
     words = (word if len(word) < LONG_NAME else Markup(".<wbr>").join(word.split(".")) for word in text.split(" "))
     return Markup(" ").join(words)
@@ -109,5 +114,5 @@ def _environment() -> Environment:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
-    environment.filters["breakable"] = breakable
+    environment.filters |= {"breakable": breakable, "unbroken": unbroken}
     return environment

@@ -22,6 +22,7 @@ from ampmem.reporters.text.watched import (
     HELD_COLUMNS,
     PHASES,
     full_row,
+    headline,
     held_rows,
     shortage_lines,
     summary_lines,
@@ -79,6 +80,7 @@ class WatchedView:
     ampmem: str
     config: dict[str, bool | str]
     title: str
+    command: str
     lines: tuple[str, ...]
     curves: tuple[WatchedLine, ...]
     bands: tuple[BandView, ...]
@@ -127,7 +129,8 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
     return WatchedView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
-        title=visible(watched_heading(found), MAX_PROSE),
+        title=visible(f"{headline(found)}.", MAX_PROSE),
+        command=visible(watched_heading(found), MAX_PROSE),
         lines=_page_texts(summary_lines(found)),
         curves=_curves(shown),
         bands=tuple(map(_band, found.full)),

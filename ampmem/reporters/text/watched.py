@@ -60,6 +60,20 @@ def watched_heading(found: WatchedSummary) -> str:
     return f"{script}{device}{simulated}{ranks}"
 
 
+def headline(found: WatchedSummary) -> str:
+    """The run in one sentence: whether it failed, whether memory grows, and the highest peak."""
+    if found.highest is None:
+        return "No step has ended"
+    of = f" of {format_bytes(found.run.limit)}" if found.run.limit else ""
+    peak = f"the highest peak is {format_peak(found.highest.peak)}{of}, in step {found.highest.step}"
+    if found.ending is not None and found.ending.failure is not None:
+        what = "Out of memory" if found.ending.out_of_memory else "The script failed"
+        return f"{what} in step {found.ending.step}; {peak}"
+    if found.growth is not None:
+        return f"Memory grows by {format_bytes(round(found.growth.per_step))} per step; {peak}"
+    return f"Memory does not grow; {peak}" if found.steps >= LEAST_STEPS else peak[:1].upper() + peak[1:]
+
+
 def summary_lines(found: WatchedSummary) -> Iterator[str]:
     """The run in sentences."""
     if found.highest is None or found.last is None:

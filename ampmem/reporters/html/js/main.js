@@ -20,7 +20,7 @@ import { drawJumps, startHelp } from "./sections/jumps.js";
 import { PageLink } from "./sections/link.js";
 import { LiveList } from "./sections/livelist.js";
 import { showOutOfMemory } from "./sections/oom.js";
-import { drawBeforeLoaded, startPrinting } from "./sections/paper.js";
+import { drawBeforeLoaded, startPrinting, trouble } from "./sections/paper.js";
 import { offerToSave, showAskedPicture } from "./sections/saving.js";
 import { showFindings, showSummary } from "./sections/summary.js";
 import { showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
@@ -347,16 +347,6 @@ class Page {
   }
 }
 
-/**
- * @param {Error} error
- * @returns {never}
- */
-function trouble(error) {
-  byId("trouble").hidden = false;
-  byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
-  throw error;
-}
-
 async function start() {
   const packed = JSON.parse(given(byId("page-data").textContent));
   const data = /** @type {PageView} */ (cleaned(packed, MAX_SENTENCE, ["packed"]));
@@ -379,4 +369,4 @@ async function start() {
   await showAskedPicture(plotly);
 }
 
-await drawBeforeLoaded(() => start().catch(trouble));
+await drawBeforeLoaded(start);

@@ -1,5 +1,5 @@
 /** Puts the page of a watched run together. */
-import { byId, fill, make, named, tableOf } from "./common/dom.js";
+import { byId, fill, make, tableOf } from "./common/dom.js";
 import { limitShown, watchedFigure } from "./figures/watchedfigure.js";
 import { drawChartPage, listed } from "./sections/chartpage.js";
 /** @import { WatchedView } from "./common/page.js" */
@@ -15,13 +15,11 @@ function showFull(data) {
     ...rest,
   ]);
   fill(byId("full-table"), tableOf({ columns, rows }));
-  const there = new Set(data.bands.flatMap((band) => band.parts.map((part) => part.category)));
-  const shown = data.categories.filter((category) => there.has(category.key));
-  fill(byId("legend"), ...shown.flatMap((category) => [named(category), " "]));
 }
 
 /** @param {WatchedView} data */
 function showTexts(data) {
+  byId("command").textContent = data.command;
   fill(byId("lines"), ...data.lines.map((line) => make("li", {}, line)));
   listed("shortage", "shortage-lines", data.shortage);
   const columns = data.held_columns.map((head, i) => ({ head, number: i > 0 }));

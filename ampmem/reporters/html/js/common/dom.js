@@ -160,7 +160,7 @@ export function tableOf({ caption = null, columns, rows, foot = false, class: na
       {},
       ...cells.map((cell, i) =>
         i
-          ? make("td", { class: kind(columns[i]), "data-head": stacked ? columns[i].head : null }, cell)
+          ? make("td", { class: kind(columns[i]), "data-head": stacked ? columns[i].head : null }, stacked && cell ? make("span", {}, cell) : cell)
           : make("th", { scope: "row", class: kind(columns[i]) }, cell),
       ),
     );

@@ -717,6 +717,7 @@ export interface WatchedView {
   ampmem: string;
   config: Record<string, boolean | string>;
   title: string;
+  command: string;
   lines: Array<string>;
   curves: Array<WatchedLine>;
   bands: Array<BandView>;

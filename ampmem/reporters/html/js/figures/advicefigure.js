@@ -11,6 +11,12 @@ import { byteTicks } from "./ticks.js";
 const FREE = 0.06;
 /** From far above all that is drawn, the line of the limit would press the marks flat. */
 const HIGHER = 2;
+/** Of a name beside a mark, in pixels: the height of its line, how far it is from the mark, and a character's width. */
+const LINE = 16;
+const BESIDE_MARK = 18;
+const LETTER = 6.5;
+const LONGEST = 48;
+const MARGINS = { l: 72, r: 16, t: 10, b: 48 };
 
 /** @param {AdviceView} data */
 function pointsOf(data) {
@@ -110,6 +116,33 @@ function limitOf(data, theme) {
 }
 
 /**
+ * The names of the runs that no other beats, beside their marks; a name that would be over another one stands below it.
+ * @param {AdviceView} data
+ * @param {Theme} theme
+ * @param {{x: (cost: number) => number, y: (bytes: number) => number, right: number}} place where things are, in pixels
+ */
+function namesOf(data, theme, { x, y, right }) {
+  const { ink } = INKS[theme];
+  const longest = Math.min(LONGEST, Math.floor(right / 2 / LETTER));
+  /** @type {Array<{left: number, end: number, line: number}>} */
+  const taken = [];
+  const named = pointsOf(data).filter((point) => point.unbeaten).sort((one, two) => two.most - one.most);
+  return named.map(({ cost, most, text: [name] }) => {
+    const text = name.length > longest ? `${name.slice(0, longest - 1)}…` : name;
+    const long = BESIDE_MARK + LETTER * text.length;
+    const leftwards = x(cost) + long > right;
+    const left = leftwards ? x(cost) - long : x(cost);
+    let line = y(most);
+    while (taken.some((each) => each.left < left + long && left < each.end && Math.abs(each.line - line) < LINE)) line += 2;
+    taken.push({ left, end: left + long, line });
+    const beside = leftwards ? { xanchor: "right", ax: -BESIDE_MARK } : { xanchor: "left", ax: BESIDE_MARK };
+    const leader = { arrowhead: 0, arrowwidth: 1, arrowcolor: ink, standoff: 10 };
+    const font = { size: 11, color: ink };
+    return { x: cost, y: most, text: plotlyText(text), ...beside, ay: line - y(most), ...leader, font };
+  });
+}
+
+/**
  * @param {AdviceView} data
  * @param {Theme} theme
  * @param {number} width
@@ -133,6 +166,13 @@ export function adviceFigure(data, theme, width, height) {
   const [first, last] = [Math.min(...costs), Math.max(...costs)];
   const beside = (last - first || 1) * FREE;
   const { axis, around } = chartLayout(theme, width, height);
+  const limits = limitOf(data, theme);
+  const [right, foot] = [width - MARGINS.l - MARGINS.r, height - MARGINS.t - MARGINS.b];
+  const names = namesOf(data, theme, {
+    x: (cost) => (right * (cost - first + beside)) / (last - first + 2 * beside),
+    y: (bytes) => (foot * (most - bytes)) / (most - least),
+    right,
+  });
   return {
     data: [
       ...joined.map((series) => allocatedUnder(series, theme)),
@@ -141,7 +181,7 @@ export function adviceFigure(data, theme, width, height) {
     ],
     layout: {
       ...around,
-      margin: { l: 72, r: 16, t: 10, b: 48 },
+      margin: MARGINS,
       hovermode: "closest",
       xaxis: {
         ...axis,
@@ -150,7 +190,8 @@ export function adviceFigure(data, theme, width, height) {
         title: { text: plotlyText(data.axis), font: { size: 12 }, standoff: 8 },
       },
       yaxis: { ...axis, range: [least, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
-      ...limitOf(data, theme),
+      shapes: limits.shapes,
+      annotations: [...limits.annotations, ...names],
     },
   };
 }

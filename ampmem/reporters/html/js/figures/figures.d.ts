@@ -28,6 +28,8 @@ export interface Chart extends HTMLElement {
 declare global {
   interface Window {
     Plotly?: Plotly;
+    /** Draws the figures of a page that is made of its own script. */
+    drawFigures?: (theme: string) => Promise<unknown>;
   }
 }
 

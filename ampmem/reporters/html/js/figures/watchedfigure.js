@@ -12,6 +12,8 @@ const MARGIN = 0.03;
 const BEYOND = 2;
 /** A band is at least this part of the picture wide: three of 20,000 steps are no pixel. */
 const NARROWEST = 0.006;
+const NARROW = 560;
+const ENTRY = 19;
 const LOOKS = [
   { width: 2, dash: "solid" },
   { width: 1.5, dash: "solid" },
@@ -74,6 +76,26 @@ function bandOf({ first, last, parts }, theme, span) {
 }
 
 /**
+ * The categories of the bands, for the legend.
+ * @param {WatchedView} data
+ * @param {Theme} theme
+ */
+function legendOf({ bands, categories }, theme) {
+  const there = new Set(bands.flatMap(({ parts }) => parts.map(({ category }) => category)));
+  return categories
+    .filter(({ key }) => there.has(key))
+    .map((category) => ({
+      type: "scatter",
+      mode: "markers",
+      name: plotlyText(category.label),
+      x: [null],
+      y: [null],
+      marker: { symbol: "square", size: 12, color: category[theme] },
+      hoverinfo: "skip",
+    }));
+}
+
+/**
  * @param {WatchedView} data
  * @param {Theme} theme
  * @param {number} width
@@ -88,7 +110,9 @@ export function watchedFigure(data, theme, width, height) {
   const span = last - first + 1;
   const most = (limitShown(data) ? Math.max(highest(data), data.limit) : highest(data)) * (1 + MARGIN);
   const ticks = byteTicks(most);
-  const { axis, around } = chartLayout(theme, width, height);
+  const traces = [...data.curves.map((curve, i) => lineOf(curve, i, theme)), ...legendOf(data, theme)];
+  // There the legend has a line for each of its entries.
+  const { axis, around } = chartLayout(theme, width, width < NARROW ? height + ENTRY * traces.length : height);
   /** @type {object[]} */
   const shapes = data.bands.flatMap((band) => bandOf(band, theme, span));
   const annotations = [];
@@ -106,7 +130,7 @@ export function watchedFigure(data, theme, width, height) {
     annotations.push({ yref: "paper", x: data.failed, y: 1, xanchor: "right", yanchor: "bottom", showarrow: false, text, font });
   }
   return {
-    data: data.curves.map((curve, i) => lineOf(curve, i, theme)),
+    data: traces,
     layout: {
       ...around,
       margin: { l: 72, r: 16, t: 24, b: 48 },

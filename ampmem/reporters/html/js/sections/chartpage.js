@@ -68,11 +68,5 @@ async function startChart({ show, section, isEmpty, figure, height }) {
  * @param {ChartParts<View>} parts
  */
 export function drawChartPage(parts) {
-  return drawBeforeLoaded(() =>
-    startChart(parts).catch((error) => {
-      byId("trouble").hidden = false;
-      byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
-      throw error;
-    }),
-  );
+  return drawBeforeLoaded(() => startChart(parts));
 }

@@ -105,17 +105,17 @@ function copyButton(card) {
 
 /**
  * Puts the buttons below each card that is shown.
- * @param {Plotly} plotly
+ * @param {Plotly|null} plotly null on a page without figures
  */
 export function offerToSave(plotly) {
   for (const old of document.querySelectorAll(".take")) old.remove();
   for (const card of document.querySelectorAll("section.card:not([hidden])")) {
-    const formats = pictureOf(card) ? /** @type {const} */ (["svg", "png"]) : [];
+    const formats = plotly && pictureOf(card) ? /** @type {const} */ (["svg", "png"]) : [];
     const buttons = formats.map((format) =>
       button(`Save ${format.toUpperCase()}`, () => {
         const picture = pictureOf(card);
         const { width, height } = picture?.layout ?? {};
-        return picture && plotly.downloadImage(picture, { format, width, height, scale: 2, filename: `ampmem-${card.id}` });
+        return picture && plotly?.downloadImage(picture, { format, width, height, scale: 2, filename: `ampmem-${card.id}` });
       }),
     );
     if (tablesOf(card).length) buttons.push(copyButton(card));

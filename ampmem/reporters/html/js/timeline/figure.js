@@ -9,6 +9,8 @@ import { byteTicks, timeTicks } from "../figures/ticks.js";
 export const MARGIN = { left: 66, right: 10, top: 10, bottom: 42 };
 const MAX_STEP_LINES = 60;
 const HEADROOM = 1.13;
+/** Where the peak's label has two lines. */
+const NARROW_HEADROOM = 1.28;
 const BORDER_PAD = 3;
 
 /**
@@ -250,7 +252,8 @@ export function timelineFigure(drawing, categories, theme) {
   const most = Math.max(stacked, topOfFailure(drawing.failure));
   const nticks = Math.max(3, Math.round(width / 130));
   const times = timeTicks(view, nticks);
-  const ticks = byteTicks(most * HEADROOM, height < 300 ? 4 : 6);
+  const top = most * (width < NARROW_WIDTH ? NARROW_HEADROOM : HEADROOM);
+  const ticks = byteTicks(top, height < 300 ? 4 : 6);
   const ink = INKS[theme];
   const areas = categories.flatMap((category, i) =>
     shown[i] && present[i] ? [areaOf(category, x, series[i], theme)] : [],
@@ -265,7 +268,7 @@ export function timelineFigure(drawing, categories, theme) {
     linecolor: ink.grid,
   };
   return {
-    top: most * HEADROOM,
+    top,
     data: [...areas, outlineOf(x, totals, theme), ...marks.traces],
     layout: {
       width,
@@ -291,7 +294,7 @@ export function timelineFigure(drawing, categories, theme) {
         nticks,
         ...(byTime ? { tickvals: times.values, ticktext: times.labels } : {}),
       },
-      yaxis: { ...axis, range: [0, most * HEADROOM], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
+      yaxis: { ...axis, range: [0, top], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
       shapes: [...stepLines(drawing.steps, theme), ...failure.shapes],
       annotations: [...marks.annotations, ...failure.annotations],
     },
