@@ -69,7 +69,9 @@ def summary_table(points: Sequence[Point]) -> str:
     heads, rows = counts_of(savings_of(points, AMP))
     head = "".join(f"<th scope=col{' class=n' if at else ''}>{escape(each)}</th>" for at, each in enumerate(heads))
     lines = "".join(
-        f"<tr><th scope=row>{escape(name)}</th>" + "".join(f"<td class=n>{escape(each)}</td>" for each in cells) + "</tr>"
+        f"<tr><th scope=row>{escape(name)}</th>"
+        + "".join(f"<td class=n>{escape(each)}</td>" for each in cells)
+        + "</tr>"
         for name, *cells in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"

@@ -16,7 +16,8 @@ from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.changes import Script, Trial
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.suggested import Suggestion
-from ampmem.reporters.html.advise_page import advice_view, write_advice
+from ampmem.reporters.html.advise_page import advice_view
+from ampmem.reporters.html.write import write_advice
 from ampmem.reporters.text.advise import headline, proof_lines, refused_lines, rows_of
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Forced

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ampmem.analysis.advise import AdviceDocument, AdvisedRun
 from ampmem.analysis.changes import CHANGES
 from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import Category
-from ampmem.output import check_output, open_output
 from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS
 from ampmem.reporters.text.advise import (
@@ -95,30 +93,10 @@ class AdviceView:
     blocks: tuple[tuple[str, ...], ...]
 
 
-def write_advice(
-    found: AdviceDocument, output: Path, *, before: Path, after: Path | None = None, force: bool = False
-) -> list[Path]:
-    """Write the page of ``found`` and, next to it, the replaced pages of two recordings; returns all paths.
-
-    ``before`` is the recording of the unchanged script, ``after`` that of the best change. Raises
-    :class:`~ampmem.errors.UsageError` when ``output`` cannot be written.
-    """
-    from ampmem.reporters.html.write import write
-
-    check_output(output, force=force)
-    links: list[AdviceLink] = []
-    pages: list[Path] = []
-    for part, recording in (("before", before), ("after", after)):
-        if recording is not None:
-            page = output.with_name(f"{output.stem}.{part}.html")
-            write([recording], page, force=True)
-            name = "the script as it is" if part == "before" else found.runs[0].change
-            links.append(AdviceLink(text=f"timeline of {name}", page=page.name))
-            pages.append(page)
-    view = advice_view(found, tuple(links))
-    with open_output(output, force=force) as stream:
-        stream.write(self_contained("advise.html", "advise.js", view, title=view.title))
-    return [output, *pages]
+def render_advice(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> str:
+    """The HTML of the whole page; ``pages`` are links to the recordings' pages."""
+    view = advice_view(found, pages)
+    return self_contained("advise.html", "advise.js", view, title=view.title)
 
 
 def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> AdviceView:

@@ -26,6 +26,7 @@ from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import PeakPlace, Summary, summary_of
 from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
 from ampmem.analysis.timeline.timeline import PHASES
+from ampmem.documentation import paragraphs
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import Column
 from ampmem.names import NOT_KNOWN, RAN_ON_PREDICTED, has_times, natural
@@ -250,9 +251,13 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingView:
-    """A finding on the page; ``jump`` is the id of the section that shows it, if known."""
+    """A finding on the page; ``jump`` is the id of the section that shows it, if known.
+
+    ``meaning`` has the paragraphs that the documentation has about it.
+    """
 
     code: str
+    meaning: tuple[str, ...]
     severity: str
     message: str
     change: str
@@ -271,13 +276,14 @@ class FactView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyView:
-    """A change, the reason for it, and its bytes."""
+    """A change, the reason for it, and its bytes; ``meaning`` is as a finding has it."""
 
     change: str
     why: str
     bytes: int | None
     evidence: tuple[str, ...]
     code: str
+    meaning: tuple[str, ...]
     jump: str
 
 
@@ -572,7 +578,8 @@ def _size(label: str, size: int, detail: str, shown: Callable[[int], str] = form
 
 def _finding(finding: Finding) -> FindingView:
     evidence = (*finding.evidence, *([f"run this to prove it: {finding.proof}"] if finding.proof else []))
-    return like(FindingView, finding, message=capital(finding.message), evidence=evidence, jump=_section(finding))
+    said, meaning = capital(finding.message), paragraphs(finding.code)
+    return like(FindingView, finding, message=said, meaning=meaning, evidence=evidence, jump=_section(finding))
 
 
 def _section(finding: Finding) -> str:
@@ -607,7 +614,8 @@ def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
 
 
 def _remedy(remedy: Remedy) -> RemedyView:
-    about: dict[str, Any] = {"evidence": (), "code": "", "jump": ""}
+    about: dict[str, Any] = {"evidence": (), "code": "", "meaning": (), "jump": ""}
     if (finding := remedy.finding) is not None:
         about = {"evidence": finding.evidence, "code": finding.code, "jump": _section(finding)}
+        about["meaning"] = paragraphs(finding.code)
     return like(RemedyView, remedy, why=capital(remedy.why), **about)

@@ -87,7 +87,7 @@ def filled_template(name: str, /, **values: object) -> str:
     return _environment().get_template(name).render(**values)
 
 
-_AMOUNT = re.compile(r"([-+−<>]?\d[\d,.]*\s(?:[KMGTP]iB|B|%|n?s|ms|µs|min|h)(?![\w-]))")
+_AMOUNT = re.compile(r"([-+\u2212<>]?\d[\d,.]*\s(?:[KMGTP]iB|B|%|n?s|ms|µs|min|h)(?![\w-]))")
 """A number and its unit, as in ``dom.js``."""
 
 

@@ -116,10 +116,15 @@ def write_watched(file: Path, output: Path, *, force: bool = False) -> list[Path
                 recording = Path(folder) / f"{file.stem}-{part.first}.ampmem"
                 full_recording(run, part.number, recording)
                 write([recording], pages[part.number], force=True)
-    view = watched_view(found, run.rows, {number: page.name for number, page in pages.items()})
     with open_output(output, force=force) as stream:
-        stream.write(self_contained("watched.html", "watched.js", view, title=view.title))
+        stream.write(render_watched(found, run.rows, {number: page.name for number, page in pages.items()}))
     return [output, *pages.values()]
+
+
+def render_watched(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, str]) -> str:
+    """The HTML of the whole page; ``pages`` are those of full recordings, by number."""
+    view = watched_view(found, rows, pages)
+    return self_contained("watched.html", "watched.js", view, title=view.title)
 
 
 def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, str]) -> WatchedView:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ampmem.analysis.advise import SCHEMA as ADVICE
+from ampmem.analysis.advise import AdviceDocument
 from ampmem.analysis.advised import Advised
 from ampmem.analysis.answer import judged_findings, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Comparison, Entry, compare, distinct
@@ -22,6 +24,7 @@ from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
+from ampmem.reporters.html.advise_page import AdviceLink, render_advice
 from ampmem.reporters.html.comparison import changes_view, compared_runs, difference_headline, difference_verdict
 from ampmem.reporters.html.fit_page import render_fit
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render
@@ -136,6 +139,29 @@ def write_difference(before: Side, after: Side, found: Difference, output: Path,
             stream.write(page)
 
 
+def write_advice(
+    found: AdviceDocument, output: Path, *, before: Path, after: Path | None = None, force: bool = False
+) -> list[Path]:
+    """Write the page of ``found`` and, next to it, the replaced pages of two recordings; returns all paths.
+
+    ``before`` is the recording of the unchanged script, ``after`` that of the best change. Raises
+    :class:`~ampmem.errors.UsageError` when ``output`` cannot be written.
+    """
+    check_output(output, force=force)
+    links: list[AdviceLink] = []
+    pages: list[Path] = []
+    for part, recording in (("before", before), ("after", after)):
+        if recording is not None:
+            page = output.with_name(f"{output.stem}.{part}.html")
+            write([recording], page, force=True)
+            name = "the script as it is" if part == "before" else found.runs[0].change
+            links.append(AdviceLink(text=f"timeline of {name}", page=page.name))
+            pages.append(page)
+    with open_output(output, force=force) as stream:
+        stream.write(render_advice(found, tuple(links)))
+    return [output, *pages]
+
+
 def page_of(recordings: Sequence[Path], room: int) -> str:
     """The HTML of ``recordings``, in which all events take at most ``room`` bytes, except reduced ones.
 
@@ -145,7 +171,9 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
         return _rendered(_PageMaker(room=room, progress=progress).page(recordings))
 
 
-def _rendered(view: PageView | FitResult) -> str:
+def _rendered(view: PageView | FitResult | AdviceDocument) -> str:
+    if isinstance(view, AdviceDocument):
+        return render_advice(view)
     return render_fit(view) if isinstance(view, FitResult) else render(view)
 
 
@@ -154,6 +182,7 @@ _PRINTED = (
     Printed(schema=RANKS, of=Ranks, what="a merged view of ranks", command="ampmem show --ranks --json"),
     Printed(schema=DIFFERENCE, of=Difference, what="a difference", command="ampmem diff --json"),
     Printed(schema=FIT, of=FitResult, what="a fit", command="ampmem fit --json"),
+    Printed(schema=ADVICE, of=AdviceDocument, what="advice", command="ampmem advise --json"),
 )
 """The JSON that a page can be made from."""
 
@@ -170,8 +199,8 @@ class _PageMaker:
     advised: Advised | None = None
     compiling: Sequence[Difference] = ()
 
-    def page(self, recordings: Sequence[Path]) -> PageView | FitResult:
-        """The page of ``recordings`` or of printed JSON; a fit has a page of its own kind."""
+    def page(self, recordings: Sequence[Path]) -> PageView | FitResult | AdviceDocument:
+        """The page of ``recordings`` or of printed JSON; a fit and advice have pages of their own kinds."""
         printed = {path: printed_in(path, _PRINTED) for path in recordings if is_json(path)}
         compiling = self.compiling
         for path, those in printed.items():
@@ -188,7 +217,7 @@ class _PageMaker:
             json_only = "This page was made from JSON, without the runs' own pages."
             more = " ".join(filter(None, (page.verdict.more, json_only)))
             return replace(page, verdict=replace(page.verdict, more=more))
-        if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult):
+        if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult | AdviceDocument):
             return found[0]
         path = next(path for path, those in printed.items() if not all(isinstance(each, Summary) for each in those))
         raise UsageError(f"{path} cannot be compared with other files: report on it alone")

@@ -86,9 +86,7 @@ def whole_page(title: str, parts: Iterable[str]) -> str:
         for title, section in zip(titles, sections, strict=True)
     ]
     body = "\n".join(cards)
-    return self_contained(
-        "document.html", "document.js", None, title=title, style=STYLE, body=body, plotly_packed=""
-    )
+    return self_contained("document.html", "document.js", None, title=title, style=STYLE, body=body, plotly_packed="")
 
 
 def _anchor(title: str) -> str:

@@ -414,6 +414,7 @@ export interface Headline {
 
 export interface FindingView {
   code: string;
+  meaning: Array<string>;
   severity: string;
   message: string;
   change: string;
@@ -462,6 +463,7 @@ export interface RemedyView {
   bytes: number | null;
   evidence: Array<string>;
   code: string;
+  meaning: Array<string>;
   jump: string;
 }
 

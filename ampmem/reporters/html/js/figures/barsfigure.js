@@ -1,6 +1,6 @@
 /** Tables of bars, as they stand on the page, as one plotly figure. */
 import { plotlyText } from "../common/format.js";
-/** @import { Figure } from "./figures.js" */
+/** @import { Picture } from "./figures.js" */
 
 const LINE_HEIGHT = 26;
 const HEAD_HEIGHT = 40;
@@ -39,7 +39,7 @@ function entryOf(swatch) {
  * @param {Element[]} swatches of their legend
  * @param {number} above the free height above them
  * @param {{color: string}} font
- * @returns {Figure & {layout: {width: number, height: number}}}
+ * @returns {Picture}
  */
 export function barsFigure(tables, swatches, above, font) {
   let y = 0;

@@ -12,6 +12,11 @@ export interface Figure {
   layout: object;
 }
 
+/** A figure that stands alone. */
+export interface Picture extends Figure {
+  layout: Record<string, unknown> & { width: number; height: number };
+}
+
 export interface Plotly {
   react(chart: HTMLElement, data: object[], layout: object, config: object): Promise<unknown>;
   downloadImage(picture: Figure, options: object): Promise<string>;

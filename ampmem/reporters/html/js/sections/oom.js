@@ -3,7 +3,7 @@ import { byId, make, tableOf } from "../common/dom.js";
 import { formatBytes } from "../common/format.js";
 import { compositionOf } from "../data/run.js";
 import { compositionBars } from "../figures/bars.js";
-import { showSection } from "./section.js";
+import { explanations, showSection } from "./section.js";
 import { temporariesOf } from "./tables.js";
 /** @import { RemedyView, ShortageWords } from "../common/page.js" */
 /** @import { Run } from "../data/run.js" */
@@ -53,14 +53,7 @@ function changes(remedies, jump) {
         {},
         make("p", {}, remedy.change),
         remedy.why ? make("p", { class: "quiet" }, remedy.why) : null,
-        remedy.evidence.length
-          ? make(
-              "details",
-              {},
-              make("summary", {}, `Evidence (${remedy.evidence.length})`),
-              make("ul", {}, ...remedy.evidence.map((line) => make("li", {}, line))),
-            )
-          : null,
+        ...explanations(remedy),
         button,
       ),
     );

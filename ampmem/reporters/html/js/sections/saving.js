@@ -1,7 +1,7 @@
 /** Buttons at the foot of each card that save its figure or copy its tables. */
 import { make } from "../common/dom.js";
 import { barsFigure } from "../figures/barsfigure.js";
-/** @import { Chart, Figure, Plotly } from "../figures/figures.js" */
+/** @import { Chart, Picture, Plotly } from "../figures/figures.js" */
 
 const WIDTH = 1200;
 const TITLE_HEIGHT = 44;
@@ -28,7 +28,7 @@ function tablesOf(card) {
 /**
  * The figure of a card as it stands alone: with a title, a legend, and a ground.
  * @param {Element} card
- * @returns {Figure & {layout: {width: number, height: number}}|null} null where it has none
+ * @returns {Picture|null} null where it has none
  */
 function pictureOf(card) {
   const chart = chartOf(card);
@@ -74,7 +74,7 @@ function copyRows(rows) {
   const table = make("table", {}, ...rows.map((cells) => make("tr", {}, ...cells.map(cell))));
   const put = (/** @type {ClipboardEvent} */ event) => {
     event.clipboardData?.setData("text/plain", rows.map((cells) => cells.join("\t")).join("\n"));
-    event.clipboardData?.setData("text/html", table.outerHTML);
+    event.clipboardData?.setData("text/html", new XMLSerializer().serializeToString(table));
     event.preventDefault();
   };
   // The newer clipboard asks for a permission, which a page in a notebook's frame does not get.
