@@ -1,22 +1,18 @@
 /** Runs with changes as a plotly figure: memory over its price. Pure: everything it needs comes in. */
 import { plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
-import { chartLayout } from "./layout.js";
-import { byteTicks } from "./ticks.js";
+import { MARGINS, NARROW_CHART, chartLayout, faintLine, fittingMarks, isNear, lineAcross, textAcross } from "./layout.js";
 /** @import { AdviceSeries, AdviceView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
 
 /** Beside, above and below all that is drawn, this part of the picture is free. */
 const FREE = 0.06;
-/** From far above all that is drawn, the line of the limit would press the marks flat. */
-const HIGHER = 2;
 /** Of a name beside a mark, in pixels: the height of its line, how far it is from the mark, and a character's width. */
 const LINE = 16;
 const BESIDE_MARK = 18;
 const LETTER = 6.5;
 const LONGEST = 48;
-const MARGINS = { l: 72, r: 16, t: 10, b: 48 };
 
 /** @param {AdviceView} data */
 function pointsOf(data) {
@@ -34,7 +30,7 @@ function mostOf(data) {
  * @returns {data is AdviceView & {limit: number}}
  */
 export function adviceLimitShown(data) {
-  return data.limit !== null && data.limit <= HIGHER * mostOf(data);
+  return isNear(data.limit, mostOf(data));
 }
 
 /**
@@ -51,13 +47,7 @@ function runsOf(series, theme) {
     x: points.map((point) => point.cost),
     y: points.map((point) => point.most),
     line: { color: series[theme], width: 2.5 },
-    marker: {
-      symbol: points.map((point) => (point.meets ? symbol : `${symbol}-open`)),
-      size: points.map((point) => (point.meets ? 10 : 12)),
-      color: series[theme],
-      opacity: 1,
-      line: { width: points.map((point) => (point.meets ? 1 : 2)), color: INKS[theme].back },
-    },
+    marker: fittingMarks(symbol, points.map((point) => point.meets), 10, { color: series[theme], back: INKS[theme].back }),
     text: points.map((point) => point.text.map((line) => plotlyText(line)).join("<br>")),
     hoverinfo: "text",
   };
@@ -68,18 +58,9 @@ function runsOf(series, theme) {
  * @param {Theme} theme
  */
 function allocatedUnder(series, theme) {
-  return {
-    type: "scatter",
-    mode: "lines",
-    name: plotlyText(`${series.name}: peak allocated`),
-    legendgroup: series.name,
-    showlegend: false,
-    x: series.points.map((point) => point.cost),
-    y: series.points.map((point) => point.allocated),
-    opacity: 0.55,
-    line: { color: series[theme], width: 1.2, dash: "dot" },
-    hoverinfo: "skip",
-  };
+  const { name, points } = series;
+  const [x, y] = [points.map((point) => point.cost), points.map((point) => point.allocated)];
+  return faintLine({ name: plotlyText(`${name}: peak allocated`), legendgroup: name, x, y, color: series[theme] });
 }
 
 /**
@@ -97,21 +78,6 @@ function ringsOf(data, theme) {
     y: points.map((point) => point.most),
     marker: { symbol: "circle-open", size: 20, color: INKS[theme].ink, line: { width: 1.5 } },
     hoverinfo: "skip",
-  };
-}
-
-/**
- * @param {AdviceView} data
- * @param {Theme} theme
- */
-function limitOf(data, theme) {
-  if (!adviceLimitShown(data)) return { shapes: [], annotations: [] };
-  const { ink } = INKS[theme];
-  const line = { color: ink, width: 1.5, dash: "dash" };
-  const said = { x: 1, y: data.limit, xanchor: "right", yanchor: "bottom", text: plotlyText(data.limit_text) };
-  return {
-    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.limit, y1: data.limit, line }],
-    annotations: [{ ...said, xref: "paper", showarrow: false, font: { size: 12, color: ink } }],
   };
 }
 
@@ -161,14 +127,12 @@ export function adviceFigure(data, theme, width, height) {
   );
   const free = (high - low || high) * FREE;
   const [least, most] = [Math.max(0, low - free), high + 2 * free];
-  const ticks = byteTicks(most, 6, least);
   const costs = points.map((point) => point.cost);
   const [first, last] = [Math.min(...costs), Math.max(...costs)];
   const beside = (last - first || 1) * FREE;
-  const { axis, around } = chartLayout(theme, width, height);
-  const limits = limitOf(data, theme);
+  const shown = adviceLimitShown(data);
   const [right, foot] = [width - MARGINS.l - MARGINS.r, height - MARGINS.t - MARGINS.b];
-  const names = namesOf(data, theme, {
+  const names = width < NARROW_CHART ? [] : namesOf(data, theme, {
     x: (cost) => (right * (cost - first + beside)) / (last - first + 2 * beside),
     y: (bytes) => (foot * (most - bytes)) / (most - least),
     right,
@@ -180,18 +144,10 @@ export function adviceFigure(data, theme, width, height) {
       ringsOf(data, theme),
     ],
     layout: {
-      ...around,
-      margin: MARGINS,
+      ...chartLayout(theme, { width, height }, { title: data.axis, range: [first - beside, last + beside] }, [least, most]),
       hovermode: "closest",
-      xaxis: {
-        ...axis,
-        range: [first - beside, last + beside],
-        fixedrange: true,
-        title: { text: plotlyText(data.axis), font: { size: 12 }, standoff: 8 },
-      },
-      yaxis: { ...axis, range: [least, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
-      shapes: limits.shapes,
-      annotations: [...limits.annotations, ...names],
+      shapes: shown ? [lineAcross(data.limit, theme)] : [],
+      annotations: [...(shown ? [textAcross(data.limit, data.limit_text, theme)] : []), ...names],
     },
   };
 }

@@ -1,18 +1,14 @@
 /** A watched run as a plotly figure: lines over its steps, bands of categories. Pure: everything it needs comes in. */
 import { plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
-import { chartLayout } from "./layout.js";
-import { byteTicks } from "./ticks.js";
+import { NARROW_CHART, chartLayout, isNear, lineAcross, textAcross } from "./layout.js";
 /** @import { BandView, WatchedLine, WatchedView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
 
 const MARGIN = 0.03;
-/** From far above all that is drawn, the line of the device's memory would press the lines flat. */
-const BEYOND = 2;
 /** A band is at least this part of the picture wide: three of 20,000 steps are no pixel. */
 const NARROWEST = 0.006;
-const NARROW = 560;
 const ENTRY = 19;
 const LOOKS = [
   { width: 2, dash: "solid" },
@@ -33,7 +29,7 @@ function highest(data) {
  * @returns {data is WatchedView & {limit: number}}
  */
 export function limitShown(data) {
-  return data.limit !== null && data.limit <= BEYOND * highest(data);
+  return isNear(data.limit, highest(data));
 }
 
 /**
@@ -109,19 +105,17 @@ export function watchedFigure(data, theme, width, height) {
   const last = Math.max(steps[steps.length - 1], data.failed ?? 0);
   const span = last - first + 1;
   const most = (limitShown(data) ? Math.max(highest(data), data.limit) : highest(data)) * (1 + MARGIN);
-  const ticks = byteTicks(most);
   const traces = [...data.curves.map((curve, i) => lineOf(curve, i, theme)), ...legendOf(data, theme)];
-  // There the legend has a line for each of its entries.
-  const { axis, around } = chartLayout(theme, width, width < NARROW ? height + ENTRY * traces.length : height);
+  const size = { width, height: width < NARROW_CHART ? height + ENTRY * traces.length : height };
+  const x = { title: "step", range: [first - span * MARGIN, last + span * MARGIN] };
+  const layout = chartLayout(theme, size, x, [0, most]);
   /** @type {object[]} */
   const shapes = data.bands.flatMap((band) => bandOf(band, theme, span));
   const annotations = [];
   const font = { size: 12, color: ink.ink };
   if (limitShown(data)) {
-    const line = { color: ink.ink, width: 1.5, dash: "dash" };
-    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.limit, y1: data.limit, line });
-    const text = plotlyText(data.limit_text);
-    annotations.push({ xref: "paper", x: 0, y: data.limit, xanchor: "left", yanchor: "top", showarrow: false, text, font });
+    shapes.push(lineAcross(data.limit, theme));
+    annotations.push(textAcross(data.limit, data.limit_text, theme));
   }
   if (data.failed !== null) {
     const line = { color: ink.warn, width: 1.5 };
@@ -132,17 +126,10 @@ export function watchedFigure(data, theme, width, height) {
   return {
     data: traces,
     layout: {
-      ...around,
-      margin: { l: 72, r: 16, t: 24, b: 48 },
+      ...layout,
       hovermode: "x unified",
       dragmode: "zoom",
-      xaxis: {
-        ...axis,
-        range: [first - span * MARGIN, last + span * MARGIN],
-        showspikes: false,
-        title: { text: "step", font: { size: 12 }, standoff: 8 },
-      },
-      yaxis: { ...axis, range: [0, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
+      xaxis: { ...layout.xaxis, fixedrange: false },
       shapes,
       annotations,
     },
