@@ -20,7 +20,8 @@ from ampmem.errors import UsageError
 from ampmem.output import replaced_file
 from ampmem.recording import is_watched
 from ampmem.recording.watched_file import read_watched
-from ampmem.reporters.html.watched_page import render_watched
+from ampmem.reporters.html.page import render_chart
+from ampmem.reporters.html.watched_page import watched_view
 from ampmem.reporters.html.write import STREAMS_LIMIT, page_of
 
 BROWSERS = (
@@ -43,7 +44,7 @@ def write_picture(files: Sequence[Path], path: Path, *, kind: str, figure: str =
     browser = _browser()
     if len(files) == 1 and is_watched(files[0]):
         run = read_watched(files[0])
-        page = render_watched(watched_run(run), run.rows, {})
+        page = render_chart("watched", watched_view(watched_run(run), run.rows, {}))
     else:
         page = page_of(files, STREAMS_LIMIT)
     with replaced_file(path, force=force) as half:

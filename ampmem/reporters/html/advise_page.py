@@ -9,7 +9,7 @@ from ampmem.analysis.advise import AdviceDocument, AdvisedRun
 from ampmem.analysis.changes import CHANGES
 from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
+from ampmem.reporters.html.page import ChartView
 from ampmem.reporters.html.palette import FILLS
 from ampmem.reporters.text.advise import (
     COLUMNS_OF_BLOCKS,
@@ -24,7 +24,6 @@ from ampmem.reporters.text.advise import (
     rows_of_blocks,
 )
 from ampmem.units import format_bytes, format_count
-from ampmem.version import __version__
 from ampmem.vocabulary import Device, forced_options
 
 _UNBEATEN = "no other run beats it"
@@ -70,12 +69,9 @@ class AdviceLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceView:
+class AdviceView(ChartView):
     """The data that the page is drawn from. ``limit`` is the most device memory allowed in bytes, if known."""
 
-    ampmem: str
-    config: dict[str, bool | str]
-    title: str
     facts: tuple[tuple[str, str], ...]
     change: str
     code: tuple[str, ...]
@@ -93,12 +89,6 @@ class AdviceView:
     blocks: tuple[tuple[str, ...], ...]
 
 
-def render_advice(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> str:
-    """The HTML of the whole page; ``pages`` are links to the recordings' pages."""
-    view = advice_view(found, pages)
-    return self_contained("advise.html", "advise.js", view, title=view.title)
-
-
 def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> AdviceView:
     """The page's data from ``found``; ``pages`` are links to the recordings' pages."""
     best, simulated = best_change(found), found.device is Device.SIMULATED
@@ -106,8 +96,6 @@ def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> Ad
     if limit is None:
         what, limit = "GPU's memory", found.gpu_bytes
     return AdviceView(
-        ampmem=__version__,
-        config=PLOTLY_CONFIG,
         title=headline(found),
         facts=_facts(found),
         change="" if best is None else best.change,

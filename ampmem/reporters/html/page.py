@@ -149,6 +149,20 @@ PLOTLY_CONFIG: dict[str, bool | str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChartView:
+    """The data that each page of texts and one chart is drawn from."""
+
+    ampmem: str = __version__
+    config: Mapping[str, bool | str] = field(default_factory=lambda: PLOTLY_CONFIG)
+    title: str
+
+
+def render_chart(kind: str, view: ChartView) -> str:
+    """The HTML of a page with one chart; ``kind`` is the name of its template and of its script."""
+    return self_contained(f"{kind}.html", f"{kind}.js", view, title=view.title)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
     """The data from which the page is drawn; ``opens`` is the index of the run that is shown first.
 

@@ -19,12 +19,11 @@ from ampmem.reporters.html.verdict import (
     Paint,
     VerdictView,
     Waterfall,
-    falls,
     legend_of,
     paint,
     sentences,
     stacked,
-    unchanged,
+    waterfall,
 )
 from ampmem.reporters.text.answer import capital, in_phase
 from ampmem.reporters.text.plain_text import signed
@@ -367,15 +366,8 @@ def _waterfall(ranks: Ranks) -> Waterfall | None:
     peak, other = ranks.rank(worst.rank).peak, None if excess is None else ranks.rank(excess.rank).peak
     if excess is None or other is None or peak is None:
         return None
-    differing = {part.category: part.bytes for part in excess.parts}
-    same = other.phase == peak.phase
-    return Waterfall(
-        title=f"From rank {excess.rank} to rank {worst.rank}",
-        when=f"both {in_phase(peak.phase)}" if same else "between two instants",
-        rows=falls(
-            End(label=f"Rank {excess.rank}", bytes=other.said),
-            End(label=f"Rank {worst.rank}", bytes=peak.said),
-            differing,
-        ),
-        unchanged=unchanged({key: size for key, size in peak.categories.items() if size and key not in differing}),
+    return waterfall(
+        End(label=f"rank {excess.rank}", bytes=other.said, parts=other.categories),
+        End(label=f"rank {worst.rank}", bytes=peak.said, parts=peak.categories),
+        f"both {in_phase(peak.phase)}" if other.phase == peak.phase else "between two instants",
     )

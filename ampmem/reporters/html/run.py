@@ -267,14 +267,6 @@ class FindingView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FactView:
-    """One line of known facts."""
-
-    label: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyView:
     """A change, the reason for it, and its bytes; ``meaning`` is as a finding has it."""
 
@@ -303,7 +295,7 @@ class ShortageWords:
     largest: tuple[LargeTensorRow, ...]
     commands: tuple[str, ...]
     hint: str
-    facts: tuple[FactView, ...]
+    facts: tuple[tuple[str, str], ...]
     frames: tuple[str, ...]
     remedies: tuple[RemedyView, ...]
 
@@ -607,7 +599,7 @@ def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
         largest=largest_rows(oom.largest, LARGEST_ROWS),
         commands=oom.next_commands,
         hint="; ".join(line for line in lines if line not in oom.next_commands),
-        facts=tuple(FactView(label=key.capitalize(), text=text) for key, text in request_facts(oom, summary)),
+        facts=tuple((key.capitalize(), text) for key, text in request_facts(oom, summary)),
         frames=tuple(user_frames(oom.stack)[-FRAMES:]),
         remedies=tuple(map(_remedy, remedies(oom, summary.findings))),
     )

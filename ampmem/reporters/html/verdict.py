@@ -65,10 +65,11 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The start or the end of a waterfall, in bytes."""
+    """The start or the end of a waterfall, in bytes; ``parts`` are its categories, without the rounding of blocks."""
 
     label: str
     bytes: int
+    parts: Mapping[Category, int]
 
 
 def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[BarPiece, ...]:
@@ -97,29 +98,6 @@ def _painted(fill: Fill) -> Paint:
     return Paint(style=style, classes=f"fill {_HATCHES.get(fill.pattern, '')}".rstrip())
 
 
-def falls(before: End, after: End, differences: Mapping[Category, int]) -> tuple[Bar, ...]:
-    """The rows from ``before`` to ``after``; ``differences`` are the steps between them, in bytes.
-
-    They are in stacking order, so that a bar's colour is where the eye looks for it; the ends are whole bars. What the
-    steps leave open between ends in allocated bytes is the rounding of blocks.
-    """
-    changes = [(label(key), paint(key), differences[key]) for key in CATEGORIES if differences.get(key)]
-    rounding = after.bytes - before.bytes - sum(size for _, _, size in changes)
-    if rounding:
-        changes.append(("Rounding of blocks", _painted(LAYERS["rounding"]), rounding))
-    # The highest value on the way from one end to the other.
-    whole = max(1, *accumulate([size for _, _, size in changes], initial=before.bytes))
-    texts = zip((before, after), format_apart(before.bytes, after.bytes), strict=True)
-    ends = [(end, text, BarPiece(left=0, width=100 * end.bytes / whole, name="whole")) for end, text in texts]
-    first, last = (Bar(label=end.label, value=text, pieces=(bar,), whole=True) for end, text, bar in ends)
-    rows, now = [first], before.bytes
-    for name, look, size in changes:
-        change = _piece(min(now, now + size), abs(size), whole, name, look, "less" if size < 0 else "more")
-        rows.append(Bar(label=name, value=signed(size), pieces=(change,), paint=look))
-        now += size
-    return (*rows, last)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
     """The steps from the baseline to the run under autocast, at the instant ``when``: their peaks or another one."""
@@ -128,6 +106,37 @@ class Waterfall:
     when: str
     rows: tuple[Bar, ...]
     unchanged: str
+
+
+def waterfall(before: End, after: End, instants: str) -> Waterfall:
+    """The steps from ``before`` to ``after``, at these ``instants``.
+
+    They are in stacking order, so that a bar's colour is where the eye looks for it; the ends are whole bars. What the
+    categories leave open between ends in allocated bytes is the rounding of blocks.
+    """
+    same = {key: size for key, size in before.parts.items() if size == after.parts.get(key, 0) != 0}
+    sizes = {key: after.parts.get(key, 0) - before.parts.get(key, 0) for key in CATEGORIES}
+    changes = [(label(key), paint(key), size) for key, size in sizes.items() if size]
+    rounding = after.bytes - before.bytes - sum(sizes.values())
+    if rounding:
+        changes.append(("Rounding of blocks", _painted(LAYERS["rounding"]), rounding))
+    # The highest value on the way from one end to the other.
+    whole = max(1, *accumulate([size for _, _, size in changes], initial=before.bytes))
+    texts = zip((before, after), format_apart(before.bytes, after.bytes), strict=True)
+    ends = [(end, text, BarPiece(left=0, width=100 * end.bytes / whole, name="whole")) for end, text in texts]
+    first, last = (Bar(label=visible(end.label), value=text, pieces=(bar,), whole=True) for end, text, bar in ends)
+    rows, now = [first], before.bytes
+    for name, look, size in changes:
+        change = _piece(min(now, now + size), abs(size), whole, name, look, "less" if size < 0 else "more")
+        rows.append(Bar(label=name, value=signed(size), pieces=(change,), paint=look))
+        now += size
+    names, alike = listed([label(key).lower() for key in same]), format_bytes(sum(same.values()))
+    return Waterfall(
+        title=visible(f"From {before.label} to {after.label}"),
+        when=visible(instants),
+        rows=(*rows, last),
+        unchanged=f"{capital(names)}: no change, {alike}." if same else "",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,9 +223,9 @@ def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
 
 def _waterfall(answer: Answer) -> Waterfall:
     before, after = answer.baseline, answer.mixed
-    sizes, changes, alike = (before.said, after.said), answer.changes, answer.unchanged
+    sizes, changes = (before.said, after.said), (*answer.changes, *answer.unchanged)
     if answer.by_forward and answer.forward is not None:
-        sizes, changes, alike = answer.forward, answer.forward_changes, answer.forward_unchanged
+        sizes, changes = answer.forward, (*answer.forward_changes, *answer.forward_unchanged)
         instants = "at the end of forward of both"
     elif answer.same_phase and answer.fewer_gradients:
         instants = f"between two instants, both {when(before, where=False)}"
@@ -224,21 +233,8 @@ def _waterfall(answer: Answer) -> Waterfall:
         instants = f"at the peaks, both {when(before, where=before.op == after.op)}"
     else:
         instants = f"between two instants: {before.label} {when(before)}, {after.label} {when(after)}"
-    return Waterfall(
-        title=visible(f"From {before.label} to {after.label}"),
-        when=visible(instants),
-        rows=falls(
-            End(label=visible(before.label), bytes=sizes[0]),
-            End(label=visible(after.label), bytes=sizes[1]),
-            {change.category: change.difference for change in changes},
-        ),
-        unchanged=unchanged({change.category: change.before for change in alike}),
+    return waterfall(
+        End(label=before.label, bytes=sizes[0], parts={change.category: change.before for change in changes}),
+        End(label=after.label, bytes=sizes[1], parts={change.category: change.after for change in changes}),
+        instants,
     )
-
-
-def unchanged(sizes: Mapping[Category, int]) -> str:
-    """The sentence about categories with the same bytes at both ends; empty if there are none."""
-    if not sizes:
-        return ""
-    names = listed([label(category).lower() for category in sizes])
-    return f"{capital(names)}: no change, {format_bytes(sum(sizes.values()))}."

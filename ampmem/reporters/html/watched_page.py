@@ -13,7 +13,7 @@ from ampmem.analysis.watched import FullPart, WatchedSummary, full_recording, wa
 from ampmem.output import check_output, open_output
 from ampmem.recording.watched import Row
 from ampmem.recording.watched_file import read_watched
-from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
+from ampmem.reporters.html.page import ChartView, render_chart
 from ampmem.reporters.html.palette import FILLS, CategoryView, category_views
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.stream import extreme_positions
@@ -29,7 +29,6 @@ from ampmem.reporters.text.watched import (
     watched_heading,
 )
 from ampmem.units import format_bytes
-from ampmem.version import __version__
 
 _POINTS = 1500
 """At most twice this many steps are drawn."""
@@ -74,12 +73,9 @@ class FullView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedView:
+class WatchedView(ChartView):
     """The data that the page is drawn from; ``failed`` is the step in which the run failed."""
 
-    ampmem: str
-    config: dict[str, bool | str]
-    title: str
     command: str
     lines: tuple[str, ...]
     curves: tuple[WatchedLine, ...]
@@ -117,14 +113,9 @@ def write_watched(file: Path, output: Path, *, force: bool = False) -> list[Path
                 full_recording(run, part.number, recording)
                 write([recording], pages[part.number], force=True)
     with open_output(output, force=force) as stream:
-        stream.write(render_watched(found, run.rows, {number: page.name for number, page in pages.items()}))
+        names = {number: page.name for number, page in pages.items()}
+        stream.write(render_chart("watched", watched_view(found, run.rows, names)))
     return [output, *pages.values()]
-
-
-def render_watched(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, str]) -> str:
-    """The HTML of the whole page; ``pages`` are those of full recordings, by number."""
-    view = watched_view(found, rows, pages)
-    return self_contained("watched.html", "watched.js", view, title=view.title)
 
 
 def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, str]) -> WatchedView:
@@ -132,8 +123,6 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
     shown = rows_to_draw(rows, _POINTS)
     short = found.shortage
     return WatchedView(
-        ampmem=__version__,
-        config=PLOTLY_CONFIG,
         title=visible(f"{headline(found)}.", MAX_PROSE),
         command=visible(watched_heading(found), MAX_PROSE),
         lines=_page_texts(summary_lines(found)),

@@ -24,10 +24,10 @@ from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
-from ampmem.reporters.html.advise_page import AdviceLink, render_advice
+from ampmem.reporters.html.advise_page import AdviceLink, advice_view
 from ampmem.reporters.html.comparison import changes_view, compared_runs, difference_headline, difference_verdict
-from ampmem.reporters.html.fit_page import render_fit
-from ampmem.reporters.html.page import PageView, opens_on, page_view, render
+from ampmem.reporters.html.fit_page import fit_view
+from ampmem.reporters.html.page import PageView, opens_on, page_view, render, render_chart
 from ampmem.reporters.html.progress import PageProgress
 from ampmem.reporters.html.ranks import job_view, ranks_verdict_view
 from ampmem.reporters.html.run import RunView, column, column_of, packed_words, said_of
@@ -158,7 +158,7 @@ def write_advice(
             links.append(AdviceLink(text=f"timeline of {name}", page=page.name))
             pages.append(page)
     with open_output(output, force=force) as stream:
-        stream.write(render_advice(found, tuple(links)))
+        stream.write(render_chart("advise", advice_view(found, tuple(links))))
     return [output, *pages]
 
 
@@ -172,9 +172,13 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
 
 
 def _rendered(view: PageView | FitResult | AdviceDocument) -> str:
-    if isinstance(view, AdviceDocument):
-        return render_advice(view)
-    return render_fit(view) if isinstance(view, FitResult) else render(view)
+    if isinstance(view, PageView):
+        return render(view)
+    return (
+        render_chart("fit", fit_view(view))
+        if isinstance(view, FitResult)
+        else render_chart("advise", advice_view(view))
+    )
 
 
 _PRINTED = (

@@ -439,7 +439,7 @@ export interface ShortageWords {
   largest: Array<LargeTensorRow>;
   commands: Array<string>;
   hint: string;
-  facts: Array<FactView>;
+  facts: Array<[string, string]>;
   frames: Array<string>;
   remedies: Array<RemedyView>;
 }
@@ -450,11 +450,6 @@ export interface LargeTensorRow {
   kind: string;
   category: string;
   name: string;
-}
-
-export interface FactView {
-  label: string;
-  text: string;
 }
 
 export interface RemedyView {
@@ -629,8 +624,8 @@ export interface Tensor {
 export interface FitView {
   ampmem: string;
   config: Record<string, boolean | string>;
-  fit: FitResult;
   title: string;
+  fit: FitResult;
   facts: Array<[string, string]>;
   fitting: Array<string>;
   break_even: Array<string>;

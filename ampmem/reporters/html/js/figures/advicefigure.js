@@ -12,7 +12,7 @@ const FREE = 0.06;
 const LINE = 16;
 const BESIDE_MARK = 18;
 const LETTER = 6.5;
-const LONGEST = 48;
+const LONGEST = 80;
 
 /** @param {AdviceView} data */
 function pointsOf(data) {

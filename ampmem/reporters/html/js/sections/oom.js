@@ -11,7 +11,7 @@ import { temporariesOf } from "./tables.js";
 
 /** @param {ShortageWords} view */
 function facts(view) {
-  const rows = view.facts.flatMap(({ label, text }) => [make("dt", {}, label), make("dd", {}, text)]);
+  const rows = view.facts.flatMap(([label, text]) => [make("dt", {}, label), make("dd", {}, text)]);
   return make("dl", { class: "details-facts" }, ...rows);
 }
 
