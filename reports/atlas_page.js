@@ -338,26 +338,26 @@ function fillTables() {
 
 let [shownLines, sorted] = [[], []];
 
-async function draw(theme) {
+async function draw(theme, width) {
   const [chart, ends] = [byId("chart"), byId("ends")];
   shownLines = shown();
   sorted = endsSorted(shownLines);
   byId("lines").replaceChildren(table(HEADS, shownLines.map(rowOf), 4));
-  const layout = endsLayout(sorted, ends.clientWidth, theme);
+  const layout = endsLayout(sorted, width ?? ends.clientWidth, theme);
   await window.Plotly.react(ends, endsTraces(sorted, layout.yaxis.gridcolor), layout, data.config);
-  const families = familiesFigure(shownLines, chart.clientWidth, theme);
+  const families = familiesFigure(shownLines, width ?? chart.clientWidth, theme);
   await window.Plotly.react(chart, families.traces, families.layout, data.config);
   return [chart, ends];
 }
 
 let started = false;
 
-window.drawFigures = async (theme) => {
+window.drawFigures = async (theme, width) => {
   if (!started) {
     fillFilters(() => draw(document.documentElement.dataset.theme ?? theme));
     fillTables();
   }
-  const [chart, ends] = await draw(theme);
+  const [chart, ends] = await draw(theme, width);
   if (started) return;
   started = true;
   chart.on("plotly_click", ({ points: [{ customdata }] }) => showPoint(data.lines[customdata[0]], customdata[1]));

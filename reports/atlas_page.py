@@ -34,6 +34,7 @@ STYLE = """
 .card .selectors { flex-wrap: wrap; margin-top: 10px; }
 .across { overflow-x: auto; }
 .across td { white-space: nowrap; }
+@media print { .card .selectors { display: none; } }
 #emulated td:last-child { white-space: normal; min-width: 20rem; }
 #lines th, #lines td:not(.n), #lines td:last-child { white-space: normal; }
 #lines td:last-child, #lines th:last-child { text-align: left; min-width: 9rem; }

@@ -13,7 +13,8 @@ await drawBeforeLoaded(async () => {
   startHelp();
   const figures = window.drawFigures;
   const plotly = figures ? await loadPlotly() : null;
-  const draw = (/** @type {{theme?: Theme}} */ { theme } = {}) => figures?.(theme ?? shownTheme());
+  const draw = (/** @type {{theme?: Theme, width?: number}} */ { theme, width } = {}) =>
+    figures?.(theme ?? shownTheme(), width);
   startTheme(() => draw());
   startPrinting(draw);
   window.addEventListener("resize", () => draw());

@@ -8,9 +8,10 @@ from support.build import AMP, RUN, Story
 
 from ampmem.analysis.answer import Verdict, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Entry, compare, entry_of
+from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Fact, Phase, PrecisionRecord, Recording
 from ampmem.reporters.html.safety import filled_template
-from ampmem.reporters.html.verdict import VerdictView, verdict_view
+from ampmem.reporters.html.verdict import End, VerdictView, verdict_view, waterfall
 
 FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
@@ -75,6 +76,19 @@ def test_each_step_of_the_waterfall_begins_where_the_last_ended(view: VerdictVie
     assert [step.label for step in steps] == ["Cast copies", "Activations"]
     assert fall.when == "at the peaks, both in backward"
     assert fall.unchanged == "Parameters and gradients: no change, 7.8 KiB."
+
+
+def test_what_rounding_changes_is_a_step_of_the_waterfall() -> None:
+    before = End(label="fp32", bytes=3000, parts={Category.PARAMETERS: 1000, Category.ACTIVATIONS: 1500})
+    after = End(label="amp", bytes=2000, parts={Category.PARAMETERS: 1000, Category.ACTIVATIONS: 900})
+    fall = waterfall(before, after, "at the peaks")
+    assert [(row.label, row.value) for row in fall.rows] == [
+        ("fp32", "2.9 KiB"),
+        ("Activations", "-600 B"),
+        ("Rounding of blocks", "-400 B"),
+        ("amp", "2.0 KiB"),
+    ]
+    assert fall.unchanged == "Parameters: no change, 1000 B."
 
 
 def test_a_single_recording_has_its_sizes_in_the_legend() -> None:

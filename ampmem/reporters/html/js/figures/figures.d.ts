@@ -34,7 +34,7 @@ declare global {
   interface Window {
     Plotly?: Plotly;
     /** Draws the figures of a page that is made of its own script. */
-    drawFigures?: (theme: string) => Promise<unknown>;
+    drawFigures?: (theme: string, width?: number) => Promise<unknown>;
   }
 }
 

@@ -4,6 +4,7 @@ import { barsFigure } from "../figures/barsfigure.js";
 /** @import { Chart, Picture, Plotly } from "../figures/figures.js" */
 
 const WIDTH = 1200;
+const SCALES = { svg: 1, png: 2 };
 const TITLE_HEIGHT = 44;
 const SAID_MS = 4000;
 /** What the address asked for when the page was opened; later it says where the reader is. */
@@ -115,7 +116,7 @@ export function offerToSave(plotly) {
       button(`Save ${format.toUpperCase()}`, () => {
         const picture = pictureOf(card);
         const { width, height } = picture?.layout ?? {};
-        return picture && plotly?.downloadImage(picture, { format, width, height, scale: 2, filename: `ampmem-${card.id}` });
+        return picture && plotly?.downloadImage(picture, { format, width, height, scale: SCALES[format], filename: `ampmem-${card.id}` });
       }),
     );
     if (tablesOf(card).length) buttons.push(copyButton(card));
@@ -135,6 +136,6 @@ export async function showAskedPicture(plotly) {
   const card = document.getElementById(ASKED.get("of") ?? "") ?? document.querySelector(".chart")?.closest(".card");
   const picture = card && !card.hidden ? pictureOf(card) : null;
   const { width, height } = picture?.layout ?? {};
-  const image = picture ? await plotly.toImage(picture, { format, width, height, scale: 2 }) : "";
+  const image = picture ? await plotly.toImage(picture, { format, width, height, scale: SCALES[format] }) : "";
   document.body.replaceChildren(Object.assign(document.createElement("pre"), { id: "picture", textContent: image }));
 }
