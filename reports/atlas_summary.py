@@ -91,7 +91,7 @@ def setting_in_words(points: Sequence[Point], about: Mapping[str, Any]) -> str:
 
 def counts_of(savings: Sequence[Saving]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Heads and rows: at the largest batch size and at 1, how many settings save how much, and the median saving."""
-    heads = ("", "halves it", "saves 10 to 50 %", "saves 0.1 to 10 %", "no change", "costs memory", "median saving")
+    heads = ("AMP", "halves it", "saves 10 to 50 %", "saves 0.1 to 10 %", "no change", "costs memory", "median saving")
     sides = {
         "at the largest batch size that fits in FP32": [saving.at_last for saving in savings],
         "at batch size 1": [saving.at_first for saving in savings],
