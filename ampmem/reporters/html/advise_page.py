@@ -61,21 +61,13 @@ class AdviceSeries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceLink:
-    """A link to a ``page`` next to this one; ``text`` describes that page."""
-
-    text: str
-    page: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceView(ChartView):
     """The data that the page is drawn from. ``limit`` is the most device memory allowed in bytes, if known."""
 
     facts: tuple[tuple[str, str], ...]
     change: str
     code: tuple[str, ...]
-    pages: tuple[AdviceLink, ...]
+    pages: tuple[tuple[str, str], ...]
     axis: str
     series: tuple[AdviceSeries, ...]
     limit: int | None
@@ -89,7 +81,7 @@ class AdviceView(ChartView):
     blocks: tuple[tuple[str, ...], ...]
 
 
-def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> AdviceView:
+def advice_view(found: AdviceDocument, pages: tuple[tuple[str, str], ...] = ()) -> AdviceView:
     """The page's data from ``found``; ``pages`` are links to the recordings' pages."""
     best, simulated = best_change(found), found.device is Device.SIMULATED
     what, limit = "budget", found.budget_bytes

@@ -16,7 +16,6 @@ from ampmem.reporters.html.verdict import (
     Bar,
     BarPiece,
     End,
-    Paint,
     VerdictView,
     Waterfall,
     legend_of,
@@ -88,20 +87,12 @@ class RankRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankColumn:
-    """The meaning of a column."""
-
-    label: str
-    paint: Paint | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTable:
     """The table of one job; ``scale`` explains the darkest shade, empty if no rank differs."""
 
     title: str
     scale: str
-    columns: tuple[RankColumn, ...]
+    columns: tuple[Bar, ...]
     groups: tuple[RankRows, ...]
 
 
@@ -136,12 +127,12 @@ class _Table:
     def scale_in_words(self) -> str:
         return format_bytes(self._scale) if self._differs else ""
 
-    def columns(self) -> Iterable[RankColumn]:
-        yield RankColumn(label="Peak")
+    def columns(self) -> Iterable[Bar]:
+        yield Bar(label="Peak")
         if self._ranks.reserved is not None:
-            yield RankColumn(label="Reserved")
+            yield Bar(label="Reserved")
         for category in self._spreads:
-            yield RankColumn(label=label(category), paint=paint(category))
+            yield Bar(label=label(category), paint=paint(category))
 
     def groups(self) -> Iterable[RankRows]:
         ranks = self._ranks

@@ -24,7 +24,7 @@ from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
-from ampmem.reporters.html.advise_page import AdviceLink, advice_view
+from ampmem.reporters.html.advise_page import advice_view
 from ampmem.reporters.html.comparison import changes_view, compared_runs, difference_headline, difference_verdict
 from ampmem.reporters.html.fit_page import fit_view
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render, render_chart
@@ -117,11 +117,7 @@ def write(
         check_output(output, force=force, source=path)
     with PageProgress() as progress:
         maker = _PageMaker(room=STREAMS_LIMIT, progress=progress, advised=advised, compiling=compiling)
-        view = maker.page(recordings)
-        progress.say(f"writing {output.name}")
-        page = _rendered(view)
-        with open_output(output, force=force) as stream:
-            stream.write(page)
+        _write(maker.page(recordings), output, progress, force=force)
 
 
 def write_difference(before: Side, after: Side, found: Difference, output: Path, *, force: bool = False) -> None:
@@ -133,10 +129,14 @@ def write_difference(before: Side, after: Side, found: Difference, output: Path,
     with PageProgress() as progress:
         files = {label: side.file for label, side in (("before", before), ("after", after)) if side.file is not None}
         view = _PageMaker(room=STREAMS_LIMIT, progress=progress).of_difference(found, files)
-        progress.say(f"writing {output.name}")
-        page = render(view)
-        with open_output(output, force=force) as stream:
-            stream.write(page)
+        _write(view, output, progress, force=force)
+
+
+def _write(view: PageView | FitResult | AdviceDocument, output: Path, progress: PageProgress, *, force: bool) -> None:
+    progress.say(f"writing {output.name}")
+    page = _rendered(view)
+    with open_output(output, force=force) as stream:
+        stream.write(page)
 
 
 def write_advice(
@@ -148,14 +148,14 @@ def write_advice(
     :class:`~ampmem.errors.UsageError` when ``output`` cannot be written.
     """
     check_output(output, force=force)
-    links: list[AdviceLink] = []
+    links: list[tuple[str, str]] = []
     pages: list[Path] = []
     for part, recording in (("before", before), ("after", after)):
         if recording is not None:
             page = output.with_name(f"{output.stem}.{part}.html")
             write([recording], page, force=True)
             name = "the script as it is" if part == "before" else found.runs[0].change
-            links.append(AdviceLink(text=f"timeline of {name}", page=page.name))
+            links.append((f"timeline of {name}", page.name))
             pages.append(page)
     with open_output(output, force=force) as stream:
         stream.write(render_chart("advise", advice_view(found, tuple(links))))

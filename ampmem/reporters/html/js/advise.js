@@ -12,7 +12,7 @@ function showTexts(data) {
   byId("best-title").textContent = `In code: ${data.change}`;
   const code = data.code.map((line) => make("code", {}, line));
   listed("best", "code", code);
-  const links = data.pages.map(({ text, page }) => make("a", { href: encodeURIComponent(page) }, text));
+  const links = data.pages.map(([text, page]) => make("a", { href: encodeURIComponent(page) }, text));
   listed("timelines", "pages", links);
   listed("refused", "reasons", data.refused);
   listed("proven", "proofs", data.proven);

@@ -717,7 +717,6 @@ export interface WatchedView {
   command: string;
   lines: Array<string>;
   curves: Array<WatchedLine>;
-  bands: Array<BandView>;
   categories: Array<CategoryView>;
   limit: number | null;
   limit_text: string;
@@ -738,23 +737,12 @@ export interface WatchedLine {
   texts: Array<string>;
 }
 
-export interface BandView {
-  first: number;
-  last: number;
-  parts: Array<BandPart>;
-}
-
-export interface BandPart {
-  category: string;
-  light: string;
-  dark: string;
-  low: number;
-  high: number;
-}
-
 export interface FullView {
   cells: Array<string>;
   page: string | null;
+  first: number;
+  last: number;
+  categories: Record<string, number>;
 }
 
 export interface AdviceView {
@@ -764,7 +752,7 @@ export interface AdviceView {
   facts: Array<[string, string]>;
   change: string;
   code: Array<string>;
-  pages: Array<AdviceLink>;
+  pages: Array<[string, string]>;
   axis: string;
   series: Array<AdviceSeries>;
   limit: number | null;
@@ -776,11 +764,6 @@ export interface AdviceView {
   computed: Array<string>;
   block_columns: Array<string>;
   blocks: Array<Array<string>>;
-}
-
-export interface AdviceLink {
-  text: string;
-  page: string;
 }
 
 export interface AdviceSeries {

@@ -2,7 +2,7 @@
 import { plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
 import { NARROW_CHART, chartLayout, isNear, lineAcross, textAcross } from "./layout.js";
-/** @import { BandView, WatchedLine, WatchedView } from "../common/page.js" */
+/** @import { CategoryView, FullView, WatchedLine, WatchedView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
 
@@ -19,7 +19,7 @@ const LOOKS = [
 /** @param {WatchedView} data */
 function highest(data) {
   const lines = data.curves.flatMap((curve) => curve.bytes);
-  const bands = data.bands.flatMap((band) => band.parts.map((part) => part.high));
+  const bands = data.full.map(({ categories }) => Object.values(categories).reduce((sum, size) => sum + size, 0));
   return [...lines, ...bands].reduce((most, size) => Math.max(most, size), 1);
 }
 
@@ -52,23 +52,24 @@ function lineOf(curve, i, theme) {
 }
 
 /**
- * @param {BandView} band
+ * A full recording as a band: the categories at its peak, one above the other.
+ * @param {FullView} full
+ * @param {CategoryView[]} categories
  * @param {Theme} theme
  * @param {number} span how many steps are in the picture
  */
-function bandOf({ first, last, parts }, theme, span) {
+function bandOf({ first, last, categories: sizes }, categories, theme, span) {
   const middle = (first + last) / 2;
   const half = Math.max((last - first + 1) / 2, (span * NARROWEST) / 2);
-  return parts.map((part) => ({
-    type: "rect",
-    x0: middle - half,
-    x1: middle + half,
-    y0: part.low,
-    y1: part.high,
-    fillcolor: part[theme],
-    line: { width: 0 },
-    layer: "below",
-  }));
+  let y1 = 0;
+  return categories
+    .filter(({ key }) => sizes[key])
+    .map((category) => {
+      const y0 = y1;
+      y1 += sizes[category.key];
+      const look = { fillcolor: category[theme], line: { width: 0 }, layer: "below" };
+      return { type: "rect", x0: middle - half, x1: middle + half, y0, y1, ...look };
+    });
 }
 
 /**
@@ -76,10 +77,9 @@ function bandOf({ first, last, parts }, theme, span) {
  * @param {WatchedView} data
  * @param {Theme} theme
  */
-function legendOf({ bands, categories }, theme) {
-  const there = new Set(bands.flatMap(({ parts }) => parts.map(({ category }) => category)));
+function legendOf({ full, categories }, theme) {
   return categories
-    .filter(({ key }) => there.has(key))
+    .filter(({ key }) => full.some((each) => each.categories[key]))
     .map((category) => ({
       type: "scatter",
       mode: "markers",
@@ -110,7 +110,7 @@ export function watchedFigure(data, theme, width, height) {
   const x = { title: "step", range: [first - span * MARGIN, last + span * MARGIN] };
   const layout = chartLayout(theme, size, x, [0, most]);
   /** @type {object[]} */
-  const shapes = data.bands.flatMap((band) => bandOf(band, theme, span));
+  const shapes = data.full.flatMap((each) => bandOf(each, data.categories, theme, span));
   const annotations = [];
   const font = { size: 12, color: ink.ink };
   if (limitShown(data)) {
