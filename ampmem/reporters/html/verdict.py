@@ -15,7 +15,7 @@ from ampmem.reporters.html.palette import FILLS, LAYERS, Fill, label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.text.answer import Wording, capital, listed, when, wording
 from ampmem.reporters.text.plain_text import signed
-from ampmem.units import format_apart, format_bytes, peaks_apart
+from ampmem.units import format_bytes, peaks_apart
 
 _HATCHES = {"/": "slashes", ".": "dots"}
 
@@ -122,7 +122,7 @@ def waterfall(before: End, after: End, instants: str) -> Waterfall:
         changes.append(("Rounding of blocks", _painted(LAYERS["rounding"]), rounding))
     # The highest value on the way from one end to the other.
     whole = max(1, *accumulate([size for _, _, size in changes], initial=before.bytes))
-    texts = zip((before, after), format_apart(before.bytes, after.bytes), strict=True)
+    texts = zip((before, after), peaks_apart(before.bytes, after.bytes), strict=True)
     ends = [(end, text, BarPiece(left=0, width=100 * end.bytes / whole, name="whole")) for end, text in texts]
     first, last = (Bar(label=visible(end.label), value=text, pieces=(bar,), whole=True) for end, text, bar in ends)
     rows, now = [first], before.bytes

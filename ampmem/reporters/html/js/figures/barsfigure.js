@@ -30,7 +30,7 @@ function pieceOf(piece, y) {
  */
 function entryOf(swatch) {
   const { color, hatch } = pieceOf(swatch, 0);
-  const marker = { color, pattern: { shape: hatch, size: 6, solidity: 0.3 } };
+  const marker = { color, pattern: { shape: hatch, size: 6, solidity: 0.3, fillmode: "overlay" } };
   return { type: "bar", x: [null], y: [null], marker, name: plainTextOf(swatch.closest(".legend li") ?? swatch) };
 }
 
@@ -81,7 +81,7 @@ export function barsFigure(tables, swatches, above, font) {
     showlegend: false,
     marker: {
       color: pieces.map(({ color }) => color),
-      pattern: { shape: pieces.map(({ hatch }) => hatch), size: 6, solidity: 0.3 },
+      pattern: { shape: pieces.map(({ hatch }) => hatch), size: 6, solidity: 0.3, fillmode: "overlay" },
       line: { color: font.color, width: 0.5 },
     },
   };
