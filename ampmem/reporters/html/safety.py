@@ -87,19 +87,20 @@ def filled_template(name: str, /, **values: object) -> str:
     return _environment().get_template(name).render(**values)
 
 
-_AMOUNT = re.compile(r"([-+\u2212<>]?\d[\d,.]*\s(?:[KMGTP]iB|B|%|n?s|ms|µs|min|h)(?![\w-]))")
+_AMOUNT = r"\d[\d,.]*\s(?:[KMGTP]iB|B|%|n?s|ms|µs|min|h)(?![\w-])"
 """A number and its unit, as in ``dom.js``."""
 
 
 def breakable(text: str) -> Markup:
     """``text`` as it may be broken into lines: numbers stay with their units, long names may break behind a dot."""
     amount, rest = Markup('<span class="amount">{}</span>'), Markup("").join
-    return rest(amount.format(part) if at % 2 else _with_breaks(part) for at, part in enumerate(_AMOUNT.split(text)))
+    parts = re.split(rf"([-+\u2212<>]?{_AMOUNT})", text)
+    return rest(amount.format(part) if at % 2 else _with_breaks(part) for at, part in enumerate(parts))
 
 
 def unbroken(html: str) -> str:
     """``html`` in whose text numbers stay with their units."""
-    return re.sub(rf"{_AMOUNT.pattern}(?![^<>]*>)", r'<span class="amount">\1</span>', html)
+    return re.sub(rf"([-+\u2212]?{_AMOUNT})(?![^<>]*>)", r'<span class="amount">\1</span>', html)
 
 
 def _with_breaks(text: str) -> Markup:
