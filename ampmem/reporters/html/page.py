@@ -163,15 +163,13 @@ def render_chart(kind: str, view: ChartView) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageView:
+class PageView(ChartView):
     """The data from which the page is drawn; ``opens`` is the index of the run that is shown first.
 
     ``marks`` has the names of a step's instants at the head of a column; ``autocast_precisions`` are the precisions
     whose tables always have a row for all ``precision_copies``.
     """
 
-    ampmem: str
-    config: Mapping[str, bool | str]
     categories: tuple[CategoryView, ...]
     precision_copies: tuple[str, ...]
     autocast_precisions: tuple[str, ...]
@@ -199,8 +197,7 @@ def page_view(
     ``changes`` are those from the first run to the second, if they are runs of changed code.
     """
     return PageView(
-        ampmem=__version__,
-        config=PLOTLY_CONFIG,
+        title=", ".join(dict.fromkeys(run.title for run in runs)),
         categories=category_views(),
         precision_copies=PRECISION_COPIES,
         autocast_precisions=AUTOCAST_PRECISIONS,
@@ -222,9 +219,8 @@ def opens_on(precisions: Sequence[str]) -> int:
 
 def render(view: PageView) -> str:
     """The HTML of the whole page."""
-    title = ", ".join(dict.fromkeys(run.title for run in view.runs))
     template = "page.html" if view.job is None else "ranks.html"
-    return self_contained(template, "main.js", view, title=title, verdict=view.verdict, job=view.job)
+    return self_contained(template, "main.js", view, title=view.title, verdict=view.verdict, job=view.job)
 
 
 def self_contained(template: str, entry: str, data: object, *, title: str, first: str = "", **more: object) -> str:

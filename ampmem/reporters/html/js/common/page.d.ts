@@ -506,6 +506,7 @@ export interface Saving {
 export interface PageView {
   ampmem: string;
   config: Record<string, boolean | string>;
+  title: string;
   categories: Array<CategoryView>;
   precision_copies: Array<string>;
   autocast_precisions: Array<string>;
