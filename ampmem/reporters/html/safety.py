@@ -99,8 +99,9 @@ def breakable(text: str) -> Markup:
 
 
 def unbroken(html: str) -> str:
-    """``html`` in whose text numbers stay with their units."""
-    return re.sub(rf"([-+\u2212]?{_AMOUNT})(?![^<>]*>)", r'<span class="amount">\1</span>', html)
+    """``html`` in whose text numbers stay with their units, except in drawings."""
+    amount = re.compile(rf"(<svg.*?</svg>)|([-+\u2212]?{_AMOUNT})(?![^<>]*>)", re.DOTALL)
+    return amount.sub(lambda found: found[1] or f'<span class="amount">{found[2]}</span>', html)
 
 
 def _with_breaks(text: str) -> Markup:

@@ -81,3 +81,5 @@ def test_a_number_stays_with_its_unit_and_a_tag_stays_whole() -> None:
     assert breakable("<1 % of model.layers.attention.weight") == (
         '<span class="amount">&lt;1 %</span> of model.<wbr>layers.<wbr>attention.<wbr>weight'
     )
+    drawing = "<svg>\n<text>128 MiB</text></svg>"
+    assert unbroken(drawing) == drawing
