@@ -31,7 +31,7 @@ FIGURES = ("verdict", "timeline", "curve", "activations", "peak", "comparison")
 
 
 @click.command("export", short_help="Write a recording in a format that other tools read, or a picture.")
-@click.argument("files", nargs=-1, required=True, metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option(
     "--format",
     "name",
