@@ -1,17 +1,23 @@
 "use strict";
+{
 const FILTERS = ["precision", "optimizer", "checkpointing", "family", "size"];
 const OPEN_FILTERS = ["family", "size"];
 const ALL = "all";
 const PRECISION_ORDER = ["amp", "amp-nocache", "bf16"];
-const COLOURS = ["#3958d1", "#ec6f00", "#0d8a5a", "#a03fb0", "#c43c3c", "#129684", "#8a6d00", "#5a5e65"];
-const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x"];
+const COLOUR = "#3958d1";
+/** A family with fewer models has no picture of its own. */
+const LEAST = 3;
+const PANEL_HEIGHT = 300;
+/** Above and below a picture, and for the names beside it, in pixels. */
+const PANEL_FREE = 84;
+const NAMES_WIDTH = 165;
+const LEFT = 34;
+const NAME_HEIGHT = 13;
 const SIZE_ORDER = ["under 50 M", "50 to 200 M", "200 M to 1 B", "over 1 B"];
-const HEIGHT = 560;
 const ROW_HEIGHT = 17;
 
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("page-data").textContent);
-const models = [...new Set(data.lines.map((line) => line.model))];
 
 function make(tag, text, className) {
   const element = document.createElement(tag);
@@ -58,21 +64,102 @@ function shown() {
   return data.lines.filter((line) => FILTERS.every((name) => [ALL, line[name]].includes(byId(name).value)));
 }
 
-function traceOf(line) {
-  const place = models.indexOf(line.model);
-  const colour = COLOURS[place % COLOURS.length];
+/** The families with a picture of their own, the largest first; the small ones together. */
+function panelsOf(lines) {
+  const families = Map.groupBy(data.lines, (line) => line.family);
+  const models = (family) => new Set(families.get(family).map((line) => line.model)).size;
+  const large = [...families.keys()].filter((family) => models(family) >= LEAST).sort((a, b) => models(b) - models(a));
+  const panels = large.map((family) => ({ name: family, own: lines.filter((line) => line.family === family) }));
+  panels.push({ name: large.length ? "others" : "all", own: lines.filter((line) => !large.includes(line.family)) });
+  return panels.filter(({ own }) => own.length);
+}
+
+function traceOf(line, panel) {
   return {
     type: "scatter",
     mode: "lines+markers",
     name: line.model,
+    ...axesOf(panel),
     x: line.batches,
     y: line.shares.map((share) => 100 * share),
-    line: { color: colour, width: 2 },
-    marker: { color: colour, size: 8, symbol: SYMBOLS[Math.floor(place / COLOURS.length) % SYMBOLS.length] },
-    error_y: { ...interval(line, line.batches.map((_, i) => i)), color: colour },
+    line: { color: COLOUR, width: 1.5 },
+    marker: { color: COLOUR, size: 6 },
+    error_y: { ...interval(line, line.batches.map((_, i) => i)), color: COLOUR },
     text: line.batches.map((_, i) => spoken(line, i)),
     hoverinfo: "text",
+    customdata: line.batches.map((_, i) => [data.lines.indexOf(line), i]),
   };
+}
+
+/** All other models, behind those of a picture. */
+function behind(lines, own, panel, grid) {
+  const others = lines.filter((line) => !own.includes(line));
+  const joined = (each) => others.flatMap((line) => [...each(line), null]);
+  return {
+    type: "scatter",
+    mode: "lines",
+    ...axesOf(panel),
+    x: joined((line) => line.batches),
+    y: joined((line) => line.shares.map((share) => 100 * share)),
+    line: { color: grid, width: 1 },
+    hoverinfo: "skip",
+  };
+}
+
+/** What plotly calls the axes of a picture: the first ones have no number. */
+const numberOf = (panel) => (panel ? panel + 1 : "");
+const axesOf = (panel) => ({ xaxis: `x${numberOf(panel)}`, yaxis: `y${numberOf(panel)}` });
+
+/** The names of the models beside a picture, in the order of the ends of their lines. */
+function namesOf(own, panel, { across, upwards, most }, ink, dim) {
+  const last = (line) => 100 * line.shares[line.shares.length - 1];
+  const { xaxis: xref, yaxis: yref } = axesOf(panel);
+  let free = -Infinity;
+  return [...own]
+    .sort((a, b) => last(b) - last(a))
+    .map((line) => {
+      const at = -last(line) * upwards;
+      free = Math.max(at, free + NAME_HEIGHT);
+      const x = Math.log10(line.batches.at(-1));
+      const leader = { ax: (most - x) * across + 8, ay: free - at, arrowhead: 0, arrowwidth: 0.8, arrowcolor: dim, standoff: 4 };
+      const font = { size: 10.5, color: ink };
+      return { xref, yref, x, y: last(line), xanchor: "left", yanchor: "middle", ...leader, text: line.model, font };
+    });
+}
+
+function familiesFigure(lines, width, theme) {
+  const panels = panelsOf(lines);
+  const { ink, grid, dim, xaxis, yaxis, ...rest } = layoutOf(lines, width, theme);
+  const columns = Math.min(panels.length, width < 700 ? 1 : width < 1100 ? 2 : 3);
+  const rows = Math.ceil(panels.length / columns);
+  const shares = lines.flatMap((line) => line.shares.map((share) => 100 * share));
+  const range = [Math.min(0, ...shares) - 4, Math.max(0, ...shares) + 4];
+  const plot = (width - LEFT) / columns - NAMES_WIDTH;
+  const inner = PANEL_HEIGHT - PANEL_FREE;
+  const batches = lines.flatMap((line) => line.batches);
+  const [least, most] = [Math.min(...batches), Math.max(...batches)].map(Math.log10);
+  const layout = { ...rest, height: rows * PANEL_HEIGHT, margin: { l: LEFT, r: 0, t: 0, b: 0 }, showlegend: false, annotations: [] };
+  const scale = { across: plot / (most - least + 0.1), upwards: inner / (range[1] - range[0]), most: most + 0.05 };
+  panels.forEach(({ name, own }, i) => {
+    const [column, row] = [i % columns, Math.floor(i / columns)];
+    const top = 1 - (row + 30 / PANEL_HEIGHT) / rows;
+    const left = column / columns;
+    const right = left + plot / (width - LEFT);
+    const { xaxis: x, yaxis: y } = axesOf(i);
+    layout[`xaxis${numberOf(i)}`] = {
+      ...xaxis,
+      title: { text: i + columns >= panels.length ? "batch size" : "" },
+      domain: [left, right],
+      anchor: y,
+      range: [least - 0.05, most + 0.05],
+    };
+    layout[`yaxis${numberOf(i)}`] = { ...yaxis, title: { text: "" }, domain: [top - inner / PANEL_HEIGHT / rows, top], anchor: x, range };
+    const title = { xref: "paper", yref: "paper", x: left, y: top, yshift: 14, xanchor: "left", showarrow: false };
+    layout.annotations.push({ ...title, text: `<b>${name}</b>`, font: { size: 13, color: ink } });
+    layout.annotations.push(...namesOf(own, i, scale, ink, dim));
+  });
+  const traces = panels.flatMap(({ own }, i) => [behind(lines, own, i, dim), ...own.map((line) => traceOf(line, i))]);
+  return { traces, layout };
 }
 
 function spoken(line, i) {
@@ -107,8 +194,8 @@ function endsOf(lines, name, symbol, placeOf) {
     x: pairs.map(([line, i]) => 100 * line.shares[i]),
     y: lines.map((line) => line.model),
     customdata: pairs.map(([, i]) => i),
-    error_x: { ...intervals(pairs), color: COLOURS[0] },
-    marker: { color: COLOURS[0], size: 9, symbol, line: { color: COLOURS[0], width: 1.5 } },
+    error_x: { ...intervals(pairs), color: COLOUR },
+    marker: { color: COLOUR, size: 9, symbol, line: { color: COLOUR, width: 1.5 } },
     text: pairs.map(([line, i]) => spoken(line, i)),
     hoverinfo: "text",
   };
@@ -136,8 +223,8 @@ function endsTraces(lines, grid) {
   ];
 }
 
-function endsLayout(lines, width) {
-  const { xaxis, yaxis, ...rest } = layoutOf(lines, width);
+function endsLayout(lines, width, theme) {
+  const { xaxis, yaxis, grid, dim, ink, ...rest } = layoutOf(lines, width, theme);
   const half = { type: "line", x0: 50, x1: 50, yref: "paper", y0: 0, y1: 1, line: { color: yaxis.zerolinecolor, width: 1.5, dash: "dot" } };
   return {
     ...rest,
@@ -150,22 +237,23 @@ function endsLayout(lines, width) {
   };
 }
 
-function layoutOf(lines, width) {
-  const style = getComputedStyle(document.documentElement);
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const [ink, grid] = dark ? ["#eef2f8", "#2b3441"] : ["#17202e", "#e3e7ee"];
+function layoutOf(lines, width, theme) {
+  const dark = theme === "dark";
+  const [ink, grid, dim] = dark ? ["#eef2f8", "#2b3441", "#465264"] : ["#17202e", "#e3e7ee", "#c3cad6"];
   const batches = [...new Set(lines.flatMap((line) => line.batches))].sort((a, b) => a - b);
-  const axis = { gridcolor: grid, zerolinecolor: ink, zerolinewidth: 1.5, fixedrange: true };
+  const ticks = batches.filter((_, i) => i % 4 === 0);
+  const axis = { gridcolor: grid, zerolinecolor: ink, zerolinewidth: 1.5, fixedrange: true, tickangle: 0 };
   return {
+    ink,
+    grid,
+    dim,
     width,
-    height: HEIGHT,
-    margin: { l: 64, r: 16, t: 10, b: 48 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: style.fontFamily || "sans-serif", size: 12, color: ink },
+    font: { family: "inherit", size: 12, color: ink },
     hovermode: "closest",
     dragmode: false,
-    xaxis: { ...axis, type: "log", title: { text: "batch size" }, tickvals: batches, ticktext: batches.map(String) },
+    xaxis: { ...axis, type: "log", title: { text: "batch size" }, tickvals: ticks, ticktext: ticks.map(String) },
     yaxis: { ...axis, title: { text: "saved share of FP32's peak, %" } },
   };
 }
@@ -248,43 +336,31 @@ function fillTables() {
   }
 }
 
-async function unpacked(text) {
-  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).text();
-}
+let [shownLines, sorted] = [[], []];
 
-async function loadPlotly() {
-  const packed = byId("plotly-packed");
-  const script = document.createElement("script");
-  script.textContent = await unpacked(packed.textContent.trim());
-  document.head.append(script);
-  packed.remove();
-}
-
-async function start() {
+async function draw(theme, width) {
   const [chart, ends] = [byId("chart"), byId("ends")];
-  let [lines, sorted] = [[], []];
-  const draw = async () => {
-    lines = shown();
-    sorted = endsSorted(lines);
-    byId("lines").replaceChildren(table(HEADS, lines.map(rowOf), 4));
-    const layout = endsLayout(sorted, ends.clientWidth);
-    await window.Plotly.react(ends, endsTraces(sorted, layout.yaxis.gridcolor), layout, data.config);
-    await window.Plotly.react(chart, lines.map(traceOf), layoutOf(lines, chart.clientWidth), data.config);
-  };
-  fillFilters(draw);
-  fillTables();
-  await loadPlotly();
-  await draw();
-  chart.on("plotly_click", (event) => showPoint(lines[event.points[0].curveNumber], event.points[0].pointIndex));
-  ends.on("plotly_click", (event) => showPoint(sorted[event.points[0].pointIndex], event.points[0].customdata));
-  window.addEventListener("resize", draw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  document.documentElement.dataset.drawn = "";
+  shownLines = shown();
+  sorted = endsSorted(shownLines);
+  byId("lines").replaceChildren(table(HEADS, shownLines.map(rowOf), 4));
+  const layout = endsLayout(sorted, width ?? ends.clientWidth, theme);
+  await window.Plotly.react(ends, endsTraces(sorted, layout.yaxis.gridcolor), layout, data.config);
+  const families = familiesFigure(shownLines, width ?? chart.clientWidth, theme);
+  await window.Plotly.react(chart, families.traces, families.layout, data.config);
+  return [chart, ends];
 }
 
-start().catch((error) => {
-  byId("trouble").hidden = false;
-  byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
-});
+let started = false;
+
+window.drawFigures = async (theme, width) => {
+  if (!started) {
+    fillFilters(() => draw(document.documentElement.dataset.theme ?? theme));
+    fillTables();
+  }
+  const [chart, ends] = await draw(theme, width);
+  if (started) return;
+  started = true;
+  chart.on("plotly_click", ({ points: [{ customdata }] }) => showPoint(data.lines[customdata[0]], customdata[1]));
+  ends.on("plotly_click", ({ points: [point] }) => showPoint(sorted[point.pointIndex], point.customdata));
+};
+}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -11,42 +10,72 @@ from typing import Any
 from atlas_document import Document, Point, group_of, setting_of, whole_groups
 from atlas_models import BY_NAME, PUBLISHED
 from atlas_search import BASE, LARGEST
-from atlas_summary import Saving, break_even_of, compiled_in_words, compiled_runs, paragraph, savings_of
+from atlas_summary import (
+    Saving,
+    break_even_of,
+    compiled_in_words,
+    compiled_runs,
+    counts_of,
+    savings_of,
+    setting_in_words,
+)
 from atlas_tables import compiled_of, emulated_of, findings_of, published_of, rules_of, signed
-from atlas_train import PRECISIONS
+from atlas_train import AMP, PRECISIONS
 
-from ampmem.reporters.html import plotlyjs
-from ampmem.reporters.html.page import PLOTLY_CONFIG
-from ampmem.reporters.html.safety import FOLDER, json_for_script, script_source_hash
+from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
 from ampmem.units import format_bytes
 
 HERE = Path(__file__).parent
 
 
+STYLE = """
+.card > p, .card > ul { margin-top: 8px; max-width: 66rem; }
+.card ul { padding-left: 20px; }
+.card .selectors { flex-wrap: wrap; margin-top: 10px; }
+.across { overflow-x: auto; }
+.across td { white-space: nowrap; }
+@media print { .card .selectors { display: none; } }
+#emulated td:last-child { white-space: normal; min-width: 20rem; }
+#lines th, #lines td:not(.n), #lines td:last-child { white-space: normal; }
+#lines td:last-child, #lines th:last-child { text-align: left; min-width: 9rem; }
+#lines td, #lines th { padding-right: 10px; }
+.across td, .across th { padding-right: 18px; }
+.across th { vertical-align: bottom; }
+td.n, th.n { text-align: right; }
+code { font-family: var(--mono); font-size: 12.5px; overflow-wrap: anywhere; }
+"""
+"""What the page has beside the style of ampmem's other pages."""
+
+
 def page_of(document: Document) -> str:
     """The HTML of the page."""
     points = whole_groups(document)
-    script = (HERE / "atlas_page.js").read_text(encoding="utf-8")
     parts = {
-        "policy": policy(script, plotlyjs.source()),
-        "css": (FOLDER / "page.css").read_text(encoding="utf-8"),
-        "paragraph": escape(paragraph(points, document["about"]) + compiled_in_words(document)),
+        "summary": summary_table(points),
+        "setting": escape(setting_in_words(points, document["about"]) + compiled_in_words(document)),
         "about": escape(made_with(points, document["about"])),
         "assumed": "".join(f"<li>{escape(line)}</li>\n" for line in assumed(points)),
-        "data": json_for_script(data_of(points, document) | tables_of(points, document)),
-        "plotly": base64.b64encode(plotlyjs.packed()).decode("ascii"),
-        "script": script,
     }
-    page = (HERE / "atlas_page.html").read_text(encoding="utf-8")
+    body = (HERE / "atlas_page.html").read_text(encoding="utf-8")
     for name, text in parts.items():
-        page = page.replace(f"[[{name}]]", text, 1)
-    return page
+        body = body.replace(f"[[{name}]]", text, 1)
+    data = data_of(points, document) | tables_of(points, document)
+    script = (HERE / "atlas_page.js").read_text(encoding="utf-8")
+    title = "What mixed precision does to the memory of many models"
+    return self_contained("document.html", "document.js", data, title=title, first=script, style=STYLE, body=body)
 
 
-def policy(*scripts: str) -> str:
-    """The page's content security policy: run these scripts, and load nothing."""
-    allowed = " ".join(script_source_hash(script) for script in scripts)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
+def summary_table(points: Sequence[Point]) -> str:
+    """The answer as a table: what AMP does to the peak, and in how many settings."""
+    heads, rows = counts_of(savings_of(points, AMP))
+    head = "".join(f"<th scope=col{' class=n' if at else ''}>{escape(each)}</th>" for at, each in enumerate(heads))
+    lines = "".join(
+        f"<tr><th scope=row>{escape(name)}</th>"
+        + "".join(f"<td class=n>{escape(each)}</td>" for each in cells)
+        + "</tr>"
+        for name, *cells in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
 
 
 def made_with(points: Sequence[Point], about: Mapping[str, Any]) -> str:

@@ -1,9 +1,10 @@
-"""The summary of the atlas: each curve's savings and break-even, and one paragraph about all curves."""
+"""The summary of the atlas: each curve's savings and break-even, and one table about all curves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -76,19 +77,26 @@ def break_even_of(saving: Saving) -> str:
     return f"from {saving.saves_at} on, not at {saving.costs_at}"
 
 
-def paragraph(points: Sequence[Point], about: Mapping[str, Any]) -> str:
-    """The answer in one paragraph: how often AMP halves the peak, saves little, or costs."""
+def setting_in_words(points: Sequence[Point], about: Mapping[str, Any]) -> str:
+    """What was run, and what checkpointing changes."""
     savings = savings_of(points, AMP)
     if not savings:
         return "There is no point yet that AMP can be compared with FP32 at."
     models = len({saving.group[0] for saving in savings})
-    large, small = [saving.at_last for saving in savings], [saving.at_first for saving in savings]
     return (
-        f"{models} {_noun(models, 'model')} in {len(savings)} {_noun(len(savings), 'setting')} (a setting is a model, "
-        "an optimizer, and checkpointing or not), trained for two steps on a simulated "
-        f"{about['gpu']}. At the largest batch size that fits in FP32, AMP with bfloat16 {_counted(large)}. "
-        f"At batch size 1 it {_counted(small)}.{_with_checkpointing(savings)}"
+        f"{models} {_noun(models, 'model')} in {len(savings)} {_noun(len(savings), 'setting')}, trained for two steps "
+        f"on a simulated {about['gpu']}.{_with_checkpointing(savings)}"
     )
+
+
+def counts_of(savings: Sequence[Saving]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heads and rows: at the largest batch size and at 1, how many settings save how much, and the median saving."""
+    heads = ("AMP", "halves it", "saves 10 to 50 %", "saves 0.1 to 10 %", "no change", "costs memory", "median saving")
+    sides = {
+        "at the largest batch size that fits in FP32": [saving.at_last for saving in savings],
+        "at batch size 1": [saving.at_first for saving in savings],
+    }
+    return heads, [(name, *_counted(shares)) for name, shares in sides.items() if shares]
 
 
 def _with_checkpointing(savings: Sequence[Saving]) -> str:
@@ -170,18 +178,12 @@ def _changes(runs: Sequence[CompiledRuns]) -> str:
     return f"{least} to {most} % (median {middle} %)"
 
 
-def _counted(shares: Sequence[float]) -> str:
-    """The number of settings by size of the saved share, in words."""
-    halves = sum(share >= HALF for share in shares)
-    little = sum(NOTHING <= share < LITTLE for share in shares)
-    nothing = sum(abs(share) < NOTHING for share in shares)
-    costs = sum(share <= -NOTHING for share in shares)
-    count = len(shares)
-    same = f", changes it by less than 0.1 % in {nothing}" if nothing else ""
-    return (
-        f"at least halves the peak in {halves} of {count} {_noun(count, 'setting')}, saves less than 10 % in "
-        f"{little}{same}, and costs memory in {costs}; the median saving is {round(100 * median(shares))} %"
-    )
+def _counted(shares: Sequence[float]) -> tuple[str, ...]:
+    """The number of settings by size of the saved share, from the largest down, and the median share."""
+    bounds = (float("inf"), HALF, LITTLE, NOTHING)
+    saving = [sum(low <= share < high for share in shares) for high, low in pairwise(bounds)]
+    nothing, costs = sum(-NOTHING < share < NOTHING for share in shares), sum(share <= -NOTHING for share in shares)
+    return (*map(str, (*saving, nothing, costs)), f"{round(100 * median(shares))} %")
 
 
 def _noun(count: int, noun: str) -> str:

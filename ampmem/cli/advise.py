@@ -239,7 +239,7 @@ def advise(
 
 def _write_page(found: AdviceDocument, search: _Search, budget: int | None, html: Path, *, force: bool) -> None:
     """Write the page of the search, and those of the recordings before and after the best change."""
-    from ampmem.reporters.html.advise_page import write_advice
+    from ampmem.reporters.html.write import write_advice
 
     best = ranked(search.trials, budget)[0]
     after = None if best_change(found) is None else search.recordings[best]

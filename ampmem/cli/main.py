@@ -44,7 +44,7 @@ SUBCOMMANDS = {
     "report": "Write recordings to one HTML page that works offline.",
     "model": "Compare the published formulas of static memory.",
     "import": "Convert a PyTorch memory snapshot into a recording.",
-    "export": "Write a recording in a format that other tools read.",
+    "export": "Write a recording in a format that other tools read, or a picture.",
     "docs": "Print the documentation: a page, a finding, a heading.",
     "extension": "Compile a C++ extension that makes recording cheaper.",
     "completion": "Print a script that makes a shell complete ampmem's commands and options.",

@@ -16,7 +16,8 @@ from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.changes import Script, Trial
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.suggested import Suggestion
-from ampmem.reporters.html.advise_page import advice_view, write_advice
+from ampmem.reporters.html.advise_page import advice_view
+from ampmem.reporters.html.write import write_advice
 from ampmem.reporters.text.advise import headline, proof_lines, refused_lines, rows_of
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Forced
@@ -120,6 +121,14 @@ def test_what_no_other_run_beats_has_a_ring(page: Any) -> None:
     marked = {(0, 990 * MIB), (10, 860 * MIB), (20, 720 * MIB), (0, 770 * MIB)}
     assert set(zip(rings["x"], rings["y"], strict=True)) == marked
     assert rings["symbol"] == "circle-open"
+    names = page.evaluate("document.getElementById('chart').layout.annotations.map((each) => each.text)")
+    assert set(names) == {
+        "the budget: 900.0 MiB",
+        "fused=True",
+        "checkpoint 2 of 4 blocks",
+        "checkpoint 4 of 4 blocks",
+        "autocast bfloat16",
+    }
 
 
 def test_blocks_are_listed_in_the_order_in_which_they_are_taken(page: Any) -> None:

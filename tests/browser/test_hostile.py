@@ -50,6 +50,7 @@ def hostile_data(data: dict[str, Any]) -> None:
             "message": payload[:1000],
             "change": payload[:1000],
             "evidence": [payload[:1000]],
+            "meaning": [payload[:1000]],
             "jump": "timeline",
         }
         for payload in PAYLOADS

@@ -79,11 +79,11 @@ def test_long_names_of_recordings_are_not_broken_nor_are_the_ways_to_the_section
     fits = page.evaluate(
         """() => {
           const nav = document.querySelector("nav");
-          for (const word of ["Out of memory", "Activations", "Rule of thumb", "Casts", "Address map"]) {
+          for (const word of ["What helps", "Out of memory", "Activations", "Rule of thumb", "Casts", "Address map"]) {
             const link = Object.assign(document.createElement("a"), { textContent: word });
             if (!nav.textContent.includes(word)) nav.append(link);
           }
-          return nav.scrollWidth <= nav.clientWidth && nav.children.length === 13;
+          return nav.scrollWidth <= nav.clientWidth && nav.children.length === 14;
         }"""
     )
     assert fits, page.locator("nav a").all_inner_texts()
@@ -170,13 +170,22 @@ def test_what_there_is_no_data_for_is_left_out(open_page: Open, long_page: Writt
 
 def test_findings_lead_to_where_they_show(open_page: Open, long_page: Written, tmp_path: Path) -> None:
     def with_findings(data: dict[str, Any]) -> None:
-        told = {"code": "x", "severity": "warning", "message": "Much memory.", "change": "Use less.", "evidence": ["a"]}
+        told = {
+            "code": "x",
+            "severity": "warning",
+            "message": "Much memory.",
+            "change": "Use less.",
+            "evidence": ["a"],
+            "meaning": ["Set `it`."],
+        }
         data["runs"][0]["said"]["findings"] = [{**told, "jump": "allocations"}, {**told, "jump": "comparison"}]
 
     page = open_page(changed(long_page.path, tmp_path / "page.html", with_findings))
     findings = page.locator("#findings article")
     assert findings.count() == 2
     assert "Use less." in findings.first.inner_text()
+    findings.first.locator("summary", has_text="What this means").click()
+    assert findings.first.locator("details code").inner_text() == "it"
     assert findings.nth(1).get_by_role("button").count() == 0, "there is no such section on this page"
     findings.first.get_by_role("button", name="Show where").click()
     wait_until(page, "document.getElementById('allocations').getBoundingClientRect().top < innerHeight")

@@ -166,7 +166,7 @@ def test_it_fits_every_width_and_paper(open_page: Open, failed_page: Written, wi
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.emulate_media(media="print")
     assert page.locator("#out-of-memory").is_visible()
-    assert page.locator("#out-of-memory button").is_hidden()
+    assert page.locator("#out-of-memory button.screen").is_hidden()
 
 
 def test_a_run_that_had_enough_has_no_such_section(open_page: Open, tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ def test_the_sections_have_their_names_in_the_bar(real_open: Any) -> None:
     names = real_open.locator("#jumps a").all_inner_texts()
     assert names == [
         "Verdict",
+        "What helps",
         "Activations",
         "Timeline",
         "Peak",

@@ -82,12 +82,15 @@ def test_the_lines_are_the_rows(tmp_path: Path, open_page: Open) -> None:
     shapes = page.evaluate("document.getElementById('chart').layout.shapes")
     assert [(shape["type"], shape["y0"]) for shape in shapes] == [("line", 80 * MIB)], "the device's memory"
     assert "highest peak 42.0 MiB of 80.0 MiB" in page.locator("#lines").inner_text()
+    assert page.locator("h1").inner_text().startswith("No growth seen in the memory allocated at the end of each step")
+    assert page.locator("#command").inner_text() == "train.py on a GPU"
     assert not page.locator("#shortage").is_visible() and not page.locator("#full").is_visible()
 
 
 def test_out_of_memory_names_the_batch_and_the_line(tmp_path: Path, open_page: Open) -> None:
     write_watched(written(tmp_path, failed=True), tmp_path / "run.html")
     page = open_page(tmp_path / "run.html")
+    assert page.locator("h1").inner_text().startswith("Memory ran out in step 30, ")
     text = page.locator("#shortage").inner_text()
     assert "step 30, in backward: 50.0 MiB requested at train.py:8; 20.0 MiB of 80.0 MiB was free" in text
     assert "the batch was 8x4000 int64" in text
@@ -104,6 +107,8 @@ def test_a_full_recording_opens_by_a_click(tmp_path: Path, open_page: Open, prof
     bands = [each for each in page.evaluate("document.getElementById('chart').layout.shapes") if each["type"] == "rect"]
     assert bands and all(band["x0"] < 1 < band["x1"] for band in bands)
     categories = summarize(read(recording)).peak.categories
+    named = {name.replace("_", " ").capitalize() for name, size in categories.items() if size}
+    assert named <= page.evaluate(TRACES).keys(), "the legend of the bands"
     assert [band["y1"] - band["y0"] for band in bands] == [size for size in categories.values() if size]
     link = page.locator("#full-table a")
     assert (link.get_attribute("href"), link.inner_text()) == ("run.full-0.html", "page of 0")

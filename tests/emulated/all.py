@@ -231,7 +231,7 @@ def page_of(document: Document) -> str:
         ]
         heads = ("case", "PyTorch, bytes", "simulated, bytes", "what differs")
         cards.append("<h2>Ops that differ</h2>\n" + table("Peaks of ops", heads, lines, numbers=(1, 2)))
-    return whole_page("ampmem: PyTorch's own CUDA build, without a GPU", cards)
+    return whole_page("PyTorch's own CUDA build, without a GPU", cards)
 
 
 def printed(document: Document) -> str:

@@ -54,7 +54,8 @@ class Tab:
         self.page.on("console", lambda said: said.type == "error" and self._troubles.append(said.text))
         self.page.on("pageerror", lambda error: self._troubles.append(str(error)))
         self.page.on("dialog", lambda dialog: (self._troubles.append(dialog.message), dialog.dismiss()))
-        self.page.on("request", lambda request: self._requests.append(request.url))
+        # A picture that is saved goes through a blob, which is no request to anyone.
+        self.page.on("request", lambda request: request.url.startswith("blob:") or self._requests.append(request.url))
         self.page.add_init_script(WATCH)
 
     def open(

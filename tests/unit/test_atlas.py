@@ -142,26 +142,31 @@ def points_of(model: str, fp32: int, amp: int) -> list[dict[str, Any]]:
     return [setting | {"precision": name, "fit": "fits", "peak": peak} for name, peak in (("fp32", fp32), ("amp", amp))]
 
 
-def test_the_paragraph_counts_halves_little_and_costs() -> None:
+def test_the_table_counts_halves_little_and_costs() -> None:
     peaks = {"BERT base": 500, "GPT-2": 950, "ResNet-50": 1000, "DLRM": 1200}
     points = [point for model, amp in peaks.items() for point in points_of(model, 1000, amp)]
-    counted = (
-        "at least halves the peak in 1 of 4 settings, saves less than 10 % in 1, changes it by less than 0.1 % in "
-        "1, and costs memory in 1; the median saving is 2 %"
+    heads, rows = atlas_summary.counts_of(atlas_summary.savings_of(points, "amp"))
+    assert heads[1:] == (
+        "halves it",
+        "saves 10 to 50 %",
+        "saves 0.1 to 10 %",
+        "no change",
+        "costs memory",
+        "median saving",
     )
-    assert atlas_summary.paragraph(points, ABOUT) == (
-        "4 models in 4 settings (a setting is a model, an optimizer, and checkpointing or not), trained for two steps "
-        "on a simulated a GPU. At the largest batch size that fits in FP32, AMP with bfloat16 "
-        f"{counted}. At batch size 1 it {counted}."
+    assert [row[1:] for row in rows] == [("1", "0", "1", "1", "1", "2 %")] * 2
+    assert atlas_summary.setting_in_words(points, ABOUT) == (
+        "4 models in 4 settings, trained for two steps on a simulated a GPU."
     )
-    assert "no point yet" in atlas_summary.paragraph([], ABOUT)
+    assert "no point yet" in atlas_summary.setting_in_words([], ABOUT)
+    assert atlas_summary.counts_of([])[1] == []
 
 
-def test_the_paragraph_says_what_checkpointing_changes() -> None:
+def test_the_words_say_what_checkpointing_changes() -> None:
     points = points_of("BERT base", 1000, 700) + points_of("GPT-2", 1000, 800)
-    assert "checkpointing and" not in atlas_summary.paragraph(points, ABOUT)
+    assert "checkpointing and" not in atlas_summary.setting_in_words(points, ABOUT)
     recomputed = [point | {"checkpointing": True} for point in points_of("BERT base", 1000, 900)]
-    assert atlas_summary.paragraph(points + recomputed, ABOUT).endswith(
+    assert atlas_summary.setting_in_words(points + recomputed, ABOUT).endswith(
         " The median saving at the largest batch is 25 % without activation checkpointing and 10 % with it (1 setting)."
     )
 
@@ -202,7 +207,7 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
     whole(document)
     page = atlas_page.page_of(document)
     assert "[[" not in page.partition('<script type="application/json"')[0]
-    assert "default-src 'none'" in page
+    assert "default-src &#39;none&#39;" in page
     assert 'src="' not in page and "<link" not in page
     assert len(page.encode()) < 3_000_000
     assert "from 4 on, not at 2" in page

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "errors failure growth names own_code patching units version vocabulary",
+        "documentation errors failure growth names own_code patching units version vocabulary",
         "additions output results signals",
         "events",
         "recording",
@@ -129,9 +129,9 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "verdict",
         "comparison ranks",
         "page",
-        "fit_page",
+        "advise_page fit_page",
         "write",
-        "advise_page watched_page",
+        "watched_page",
         "notebook",
     ),
 }

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ampmem.analysis.advise import AdviceDocument, AdvisedRun
 from ampmem.analysis.changes import CHANGES
 from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import Category
-from ampmem.output import check_output, open_output
-from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
+from ampmem.reporters.html.page import ChartView
 from ampmem.reporters.html.palette import FILLS
 from ampmem.reporters.text.advise import (
     COLUMNS_OF_BLOCKS,
@@ -26,7 +24,6 @@ from ampmem.reporters.text.advise import (
     rows_of_blocks,
 )
 from ampmem.units import format_bytes, format_count
-from ampmem.version import __version__
 from ampmem.vocabulary import Device, forced_options
 
 _UNBEATEN = "no other run beats it"
@@ -64,24 +61,13 @@ class AdviceSeries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceLink:
-    """A link to a ``page`` next to this one; ``text`` describes that page."""
-
-    text: str
-    page: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceView:
+class AdviceView(ChartView):
     """The data that the page is drawn from. ``limit`` is the most device memory allowed in bytes, if known."""
 
-    ampmem: str
-    config: dict[str, bool | str]
-    title: str
     facts: tuple[tuple[str, str], ...]
     change: str
     code: tuple[str, ...]
-    pages: tuple[AdviceLink, ...]
+    pages: tuple[tuple[str, str], ...]
     axis: str
     series: tuple[AdviceSeries, ...]
     limit: int | None
@@ -95,41 +81,13 @@ class AdviceView:
     blocks: tuple[tuple[str, ...], ...]
 
 
-def write_advice(
-    found: AdviceDocument, output: Path, *, before: Path, after: Path | None = None, force: bool = False
-) -> list[Path]:
-    """Write the page of ``found`` and, next to it, the replaced pages of two recordings; returns all paths.
-
-    ``before`` is the recording of the unchanged script, ``after`` that of the best change. Raises
-    :class:`~ampmem.errors.UsageError` when ``output`` cannot be written.
-    """
-    from ampmem.reporters.html.write import write
-
-    check_output(output, force=force)
-    links: list[AdviceLink] = []
-    pages: list[Path] = []
-    for part, recording in (("before", before), ("after", after)):
-        if recording is not None:
-            page = output.with_name(f"{output.stem}.{part}.html")
-            write([recording], page, force=True)
-            name = "the script as it is" if part == "before" else found.runs[0].change
-            links.append(AdviceLink(text=f"timeline of {name}", page=page.name))
-            pages.append(page)
-    view = advice_view(found, tuple(links))
-    with open_output(output, force=force) as stream:
-        stream.write(self_contained("advise.html", "advise.js", view, title=view.title))
-    return [output, *pages]
-
-
-def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> AdviceView:
+def advice_view(found: AdviceDocument, pages: tuple[tuple[str, str], ...] = ()) -> AdviceView:
     """The page's data from ``found``; ``pages`` are links to the recordings' pages."""
     best, simulated = best_change(found), found.device is Device.SIMULATED
     what, limit = "budget", found.budget_bytes
     if limit is None:
         what, limit = "GPU's memory", found.gpu_bytes
     return AdviceView(
-        ampmem=__version__,
-        config=PLOTLY_CONFIG,
         title=headline(found),
         facts=_facts(found),
         change="" if best is None else best.change,

@@ -13,10 +13,10 @@ from ampmem.analysis.comparison import Compared, Comparison, StepTime, step_in_w
 from ampmem.analysis.difference.difference import Difference, Fold, GroupChange, folded
 from ampmem.analysis.jsonable import like
 from ampmem.analysis.summary import Step
-from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
+from ampmem.analysis.timeline.categories import Breakdown
 from ampmem.reporters.html.run import Headline
 from ampmem.reporters.html.safety import MAX_PROSE, visible
-from ampmem.reporters.html.verdict import Bar, End, VerdictView, Waterfall, falls, legend_of, stacked, unchanged
+from ampmem.reporters.html.verdict import Bar, End, VerdictView, legend_of, stacked, waterfall
 from ampmem.reporters.text.answer import capital
 from ampmem.reporters.text.difference import (
     cells,
@@ -197,7 +197,13 @@ def difference_verdict(found: Difference) -> VerdictView:
         when="of each, on one scale",
         bars=(_difference_bar(_BEFORE, before, after, whole), _difference_bar(_AFTER, after, before, whole)),
         legend=legend_of((before, after)),
-        waterfall=_difference_waterfall(before, after) if before != after else None,
+        waterfall=None
+        if before == after
+        else waterfall(
+            End(label=_BEFORE, bytes=sum(before.values()), parts=before),
+            End(label=_AFTER, bytes=sum(after.values()), parts=after),
+            "at the peak of each",
+        ),
     )
 
 
@@ -205,17 +211,3 @@ def _difference_bar(name: str, mine: Breakdown, other: Breakdown, whole: int) ->
     size, beside = sum(mine.values()), sum(other.values())
     change = signed(size - beside) if name == _AFTER and size != beside else ""
     return Bar(label=name, value=format_apart(size, beside)[0], change=change, pieces=stacked(mine, whole))
-
-
-def _difference_waterfall(before: Breakdown, after: Breakdown) -> Waterfall:
-    same = {category: before[category] for category in CATEGORIES if before[category] == after[category] != 0}
-    return Waterfall(
-        title="From before to after",
-        when="at the peak of each",
-        rows=falls(
-            End(label=_BEFORE, bytes=sum(before.values())),
-            End(label=_AFTER, bytes=sum(after.values())),
-            {category: after[category] - before[category] for category in CATEGORIES},
-        ),
-        unchanged=unchanged(same),
-    )

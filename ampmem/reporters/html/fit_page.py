@@ -9,7 +9,7 @@ from pathlib import Path
 from ampmem.analysis.fit import FitResult, PrecisionFit
 from ampmem.analysis.timeline.categories import Category
 from ampmem.output import open_output
-from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
+from ampmem.reporters.html.page import ChartView, render_chart
 from ampmem.reporters.html.palette import FILLS, Fill
 from ampmem.reporters.text.fit import (
     break_even_lines,
@@ -24,7 +24,6 @@ from ampmem.reporters.text.fit import (
     sizes_of,
 )
 from ampmem.units import format_count
-from ampmem.version import __version__
 from ampmem.vocabulary import Precision
 
 _LOOKS: dict[Precision, tuple[Fill, str]] = {
@@ -53,7 +52,7 @@ class CurveView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitView:
+class FitView(ChartView):
     """The data that the page is drawn from: the result as ``ampmem fit --json`` prints it, and the words about it.
 
     ``curves`` has one for each precision of ``fit``. ``capacity`` is the memory that the allocator can surely take of
@@ -61,10 +60,7 @@ class FitView:
     ``room`` explains them.
     """
 
-    ampmem: str
-    config: dict[str, bool | str]
     fit: FitResult
-    title: str
     facts: tuple[tuple[str, str], ...]
     fitting: tuple[str, ...]
     break_even: tuple[str, ...]
@@ -81,15 +77,9 @@ class FitView:
 
 def write_fit(fit: FitResult, output: Path, *, force: bool = False) -> None:
     """Write the page of ``fit``. Raises :class:`~ampmem.errors.UsageError` when ``output`` cannot be written."""
-    page = render_fit(fit)
+    page = render_chart("fit", fit_view(fit))
     with open_output(output, force=force) as stream:
         stream.write(page)
-
-
-def render_fit(fit: FitResult) -> str:
-    """The HTML of the whole page."""
-    view = fit_view(fit)
-    return self_contained("fit.html", "fit.js", view, title=view.title)
 
 
 def fit_view(fit: FitResult) -> FitView:
@@ -98,8 +88,6 @@ def fit_view(fit: FitResult) -> FitView:
     shown = sizes_of(fit)
     different = different_precisions(fit)
     return FitView(
-        ampmem=__version__,
-        config=PLOTLY_CONFIG,
         fit=fit,
         title=headline(fit),
         facts=tuple(facts(fit)),

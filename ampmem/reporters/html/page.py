@@ -149,15 +149,27 @@ PLOTLY_CONFIG: dict[str, bool | str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageView:
+class ChartView:
+    """The data that each page of texts and one chart is drawn from."""
+
+    ampmem: str = __version__
+    config: Mapping[str, bool | str] = field(default_factory=lambda: PLOTLY_CONFIG)
+    title: str
+
+
+def render_chart(kind: str, view: ChartView) -> str:
+    """The HTML of a page with one chart; ``kind`` is the name of its template and of its script."""
+    return self_contained(f"{kind}.html", f"{kind}.js", view, title=view.title)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageView(ChartView):
     """The data from which the page is drawn; ``opens`` is the index of the run that is shown first.
 
     ``marks`` has the names of a step's instants at the head of a column; ``autocast_precisions`` are the precisions
     whose tables always have a row for all ``precision_copies``.
     """
 
-    ampmem: str
-    config: Mapping[str, bool | str]
     categories: tuple[CategoryView, ...]
     precision_copies: tuple[str, ...]
     autocast_precisions: tuple[str, ...]
@@ -185,8 +197,7 @@ def page_view(
     ``changes`` are those from the first run to the second, if they are runs of changed code.
     """
     return PageView(
-        ampmem=__version__,
-        config=PLOTLY_CONFIG,
+        title=", ".join(dict.fromkeys(run.title for run in runs)),
         categories=category_views(),
         precision_copies=PRECISION_COPIES,
         autocast_precisions=AUTOCAST_PRECISIONS,
@@ -208,22 +219,23 @@ def opens_on(precisions: Sequence[str]) -> int:
 
 def render(view: PageView) -> str:
     """The HTML of the whole page."""
-    title = ", ".join(dict.fromkeys(run.title for run in view.runs))
     template = "page.html" if view.job is None else "ranks.html"
-    return self_contained(template, "main.js", view, title=title, verdict=view.verdict, job=view.job)
+    return self_contained(template, "main.js", view, title=view.title, verdict=view.verdict, job=view.job)
 
 
-def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:
-    """The page from ``template`` with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it."""
-    return filled_template(
-        template, title=visible(title), data_json=json_for_script(plain(data)), **_files(entry), **more
-    )
+def self_contained(template: str, entry: str, data: object, *, title: str, first: str = "", **more: object) -> str:
+    """The page from ``template`` with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it.
+
+    ``first`` is a script that runs before the modules.
+    """
+    values = {"title": visible(title), "data_json": json_for_script(plain(data)), **_files(entry, first), **more}
+    return filled_template(template, **values)
 
 
 @cache
-def _files(entry: str) -> dict[str, str]:
-    """The parts of every page with the modules behind ``entry``, whatever it shows."""
-    script = bundle(_MODULES / entry)
+def _files(entry: str, first: str) -> dict[str, str]:
+    """The parts of every page with the modules behind ``entry`` and the script ``first``, whatever it shows."""
+    script = first + bundle(_MODULES / entry)
     return {
         "policy": _policy(script_source_hash(script), script_source_hash(plotlyjs.source())),
         "css": (FOLDER / "page.css").read_text(encoding="utf-8"),

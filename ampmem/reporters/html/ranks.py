@@ -13,19 +13,16 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.verdict import (
-    REQUESTED,
     Bar,
     BarPiece,
     End,
-    Paint,
     VerdictView,
     Waterfall,
-    falls,
     legend_of,
     paint,
     sentences,
     stacked,
-    unchanged,
+    waterfall,
 )
 from ampmem.reporters.text.answer import capital, in_phase
 from ampmem.reporters.text.plain_text import signed
@@ -90,20 +87,12 @@ class RankRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankColumn:
-    """The meaning of a column."""
-
-    label: str
-    paint: Paint | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTable:
     """The table of one job; ``scale`` explains the darkest shade, empty if no rank differs."""
 
     title: str
     scale: str
-    columns: tuple[RankColumn, ...]
+    columns: tuple[Bar, ...]
     groups: tuple[RankRows, ...]
 
 
@@ -138,12 +127,12 @@ class _Table:
     def scale_in_words(self) -> str:
         return format_bytes(self._scale) if self._differs else ""
 
-    def columns(self) -> Iterable[RankColumn]:
-        yield RankColumn(label="Peak")
+    def columns(self) -> Iterable[Bar]:
+        yield Bar(label="Peak")
         if self._ranks.reserved is not None:
-            yield RankColumn(label="Reserved")
+            yield Bar(label="Reserved")
         for category in self._spreads:
-            yield RankColumn(label=label(category), paint=paint(category))
+            yield Bar(label=label(category), paint=paint(category))
 
     def groups(self) -> Iterable[RankRows]:
         ranks = self._ranks
@@ -368,16 +357,8 @@ def _waterfall(ranks: Ranks) -> Waterfall | None:
     peak, other = ranks.rank(worst.rank).peak, None if excess is None else ranks.rank(excess.rank).peak
     if excess is None or other is None or peak is None:
         return None
-    differing = {part.category: part.bytes for part in excess.parts}
-    same = other.phase == peak.phase
-    requested = "" if peak.allocated is None else REQUESTED
-    return Waterfall(
-        title=f"From rank {excess.rank} to rank {worst.rank}",
-        when=(f"both {in_phase(peak.phase)}" if same else "between two instants") + requested,
-        rows=falls(
-            End(label=f"Rank {excess.rank}", bytes=other.bytes),
-            End(label=f"Rank {worst.rank}", bytes=peak.bytes),
-            differing,
-        ),
-        unchanged=unchanged({key: size for key, size in peak.categories.items() if size and key not in differing}),
+    return waterfall(
+        End(label=f"rank {excess.rank}", bytes=other.said, parts=other.categories),
+        End(label=f"rank {worst.rank}", bytes=peak.said, parts=peak.categories),
+        f"both {in_phase(peak.phase)}" if other.phase == peak.phase else "between two instants",
     )

@@ -26,6 +26,7 @@ from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import PeakPlace, Summary, summary_of
 from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
 from ampmem.analysis.timeline.timeline import PHASES
+from ampmem.documentation import paragraphs
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import Column
 from ampmem.names import NOT_KNOWN, RAN_ON_PREDICTED, has_times, natural
@@ -250,9 +251,13 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingView:
-    """A finding on the page; ``jump`` is the id of the section that shows it, if known."""
+    """A finding on the page; ``jump`` is the id of the section that shows it, if known.
+
+    ``meaning`` has the paragraphs that the documentation has about it.
+    """
 
     code: str
+    meaning: tuple[str, ...]
     severity: str
     message: str
     change: str
@@ -262,22 +267,15 @@ class FindingView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FactView:
-    """One line of known facts."""
-
-    label: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyView:
-    """A change, the reason for it, and its bytes."""
+    """A change, the reason for it, and its bytes; ``meaning`` is as a finding has it."""
 
     change: str
     why: str
     bytes: int | None
     evidence: tuple[str, ...]
     code: str
+    meaning: tuple[str, ...]
     jump: str
 
 
@@ -297,7 +295,7 @@ class ShortageWords:
     largest: tuple[LargeTensorRow, ...]
     commands: tuple[str, ...]
     hint: str
-    facts: tuple[FactView, ...]
+    facts: tuple[tuple[str, str], ...]
     frames: tuple[str, ...]
     remedies: tuple[RemedyView, ...]
 
@@ -572,7 +570,8 @@ def _size(label: str, size: int, detail: str, shown: Callable[[int], str] = form
 
 def _finding(finding: Finding) -> FindingView:
     evidence = (*finding.evidence, *([f"run this to prove it: {finding.proof}"] if finding.proof else []))
-    return like(FindingView, finding, message=capital(finding.message), evidence=evidence, jump=_section(finding))
+    said, meaning = capital(finding.message), paragraphs(finding.code)
+    return like(FindingView, finding, message=said, meaning=meaning, evidence=evidence, jump=_section(finding))
 
 
 def _section(finding: Finding) -> str:
@@ -600,14 +599,15 @@ def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
         largest=largest_rows(oom.largest, LARGEST_ROWS),
         commands=oom.next_commands,
         hint="; ".join(line for line in lines if line not in oom.next_commands),
-        facts=tuple(FactView(label=key.capitalize(), text=text) for key, text in request_facts(oom, summary)),
+        facts=tuple((key.capitalize(), text) for key, text in request_facts(oom, summary)),
         frames=tuple(user_frames(oom.stack)[-FRAMES:]),
         remedies=tuple(map(_remedy, remedies(oom, summary.findings))),
     )
 
 
 def _remedy(remedy: Remedy) -> RemedyView:
-    about: dict[str, Any] = {"evidence": (), "code": "", "jump": ""}
+    about: dict[str, Any] = {"evidence": (), "code": "", "meaning": (), "jump": ""}
     if (finding := remedy.finding) is not None:
         about = {"evidence": finding.evidence, "code": finding.code, "jump": _section(finding)}
+        about["meaning"] = paragraphs(finding.code)
     return like(RemedyView, remedy, why=capital(remedy.why), **about)

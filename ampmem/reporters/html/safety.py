@@ -5,18 +5,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 MAX_TEXT = 400
 """Longest name shown, in characters; a longer one ends with an ellipsis."""
 
 MAX_PROSE = 2000
 """Longest sentence shown, in characters."""
+
+LONG_NAME = 12
+"""Characters from which on a name may be broken behind its dots."""
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories that are invisible or change the text around them: control, bidi, surrogates, separators."""
@@ -82,10 +87,34 @@ def filled_template(name: str, /, **values: object) -> str:
     return _environment().get_template(name).render(**values)
 
 
+_AMOUNT = r"\d[\d,.]*\s(?:[KMGTP]iB|B|%|n?s|ms|µs|min|h)(?![\w-])"
+"""A number and its unit, as in ``dom.js``."""
+
+
+def breakable(text: str) -> Markup:
+    """``text`` as it may be broken into lines: numbers stay with their units, long names may break behind a dot."""
+    amount, rest = Markup('<span class="amount">{}</span>'), Markup("").join
+    parts = re.split(rf"([-+\u2212<>]?{_AMOUNT})", text)
+    return rest(amount.format(part) if at % 2 else _with_breaks(part) for at, part in enumerate(parts))
+
+
+def unbroken(html: str) -> str:
+    """``html`` in whose text numbers stay with their units, except in drawings."""
+    amount = re.compile(rf"(<svg.*?</svg>)|([-+\u2212]?{_AMOUNT})(?![^<>]*>)", re.DOTALL)
+    return amount.sub(lambda found: found[1] or f'<span class="amount">{found[2]}</span>', html)
+
+
+def _with_breaks(text: str) -> Markup:
+    words = (word if len(word) < LONG_NAME else Markup(".<wbr>").join(word.split(".")) for word in text.split(" "))
+    return Markup(" ").join(words)
+
+
 @cache
 def _environment() -> Environment:
     """The template environment, which caches compiled templates."""
     loader = FileSystemLoader(FOLDER)
-    return Environment(
+    environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
+    environment.filters |= {"breakable": breakable, "unbroken": unbroken}
+    return environment

@@ -11,11 +11,11 @@ from itertools import accumulate
 
 from ampmem.analysis.answer import Answer, Composition, Verdict
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.reporters.html.palette import FILLS, Fill, label
+from ampmem.reporters.html.palette import FILLS, LAYERS, Fill, label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.text.answer import Wording, capital, when, wording
 from ampmem.reporters.text.plain_text import signed
-from ampmem.units import format_apart, format_bytes, listed, peaks_apart
+from ampmem.units import format_bytes, listed, peaks_apart
 
 _HATCHES = {"/": "slashes", ".": "dots"}
 
@@ -65,14 +65,11 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The start or the end of a waterfall, in bytes."""
+    """The start or the end of a waterfall, in bytes; ``parts`` are its categories, without the rounding of blocks."""
 
     label: str
     bytes: int
-
-
-REQUESTED = ", in requested bytes, without the rounding of blocks"
-"""The words for a waterfall of requested bytes, where the peaks are allocated bytes."""
+    parts: Mapping[Category, int]
 
 
 def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[BarPiece, ...]:
@@ -80,47 +77,25 @@ def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[BarPiece, ...]:
     pieces, start = [], 0
     for category in CATEGORIES:
         if size := sizes.get(category, 0):
-            pieces.append(piece(start, size, whole, category))
+            pieces.append(_piece(start, size, whole, label(category), paint(category)))
             start += size
     return tuple(pieces)
 
 
-def piece(start: int, size: int, whole: int, category: Category, name: str = "") -> BarPiece:
+def _piece(start: int, size: int, whole: int, title: str, look: Paint, name: str = "") -> BarPiece:
     """A part from ``start`` over ``size`` of the ``whole`` bytes of a bar; ``name`` is an additional CSS class."""
-    return BarPiece(
-        left=100 * start / whole,
-        width=100 * size / whole,
-        title=f"{label(category)}: {format_bytes(size)}",
-        paint=paint(category),
-        name=name,
-    )
+    text = f"{title}: {format_bytes(size)}"
+    return BarPiece(left=100 * start / whole, width=100 * size / whole, title=text, paint=look, name=name)
 
 
 def paint(category: Category) -> Paint:
     """The look of ``category``."""
-    fill: Fill = FILLS[category]
+    return _painted(FILLS[category])
+
+
+def _painted(fill: Fill) -> Paint:
     style = f"--fill: light-dark({fill.light}, {fill.dark})"
     return Paint(style=style, classes=f"fill {_HATCHES.get(fill.pattern, '')}".rstrip())
-
-
-def falls(before: End, after: End, differences: Mapping[Category, int]) -> tuple[Bar, ...]:
-    """The rows from ``before`` to ``after``; ``differences`` are the steps between them, in bytes.
-
-    They are in stacking order, so that a bar's colour is where the eye looks for it; the ends are whole bars.
-    """
-    changes = [(category, differences[category]) for category in CATEGORIES if differences.get(category)]
-    # The highest value on the way from one end to the other.
-    whole = max(1, *accumulate([size for _, size in changes], initial=before.bytes))
-    texts = zip((before, after), format_apart(before.bytes, after.bytes), strict=True)
-    ends = [(end, text, BarPiece(left=0, width=100 * end.bytes / whole, name="whole")) for end, text in texts]
-    first, last = (Bar(label=end.label, value=text, pieces=(bar,), whole=True) for end, text, bar in ends)
-    rows, now = [first], before.bytes
-    for category, size in changes:
-        kind = "less" if size < 0 else "more"
-        change = piece(min(now, now + size), abs(size), whole, category, kind)
-        rows.append(Bar(label=label(category), value=signed(size), pieces=(change,), paint=paint(category)))
-        now += size
-    return (*rows, last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +106,37 @@ class Waterfall:
     when: str
     rows: tuple[Bar, ...]
     unchanged: str
+
+
+def waterfall(before: End, after: End, instants: str) -> Waterfall:
+    """The steps from ``before`` to ``after``, at these ``instants``.
+
+    They are in stacking order, so that a bar's colour is where the eye looks for it; the ends are whole bars. What the
+    categories leave open between ends in allocated bytes is the rounding of blocks.
+    """
+    same = {key: size for key, size in before.parts.items() if size == after.parts.get(key, 0) != 0}
+    sizes = {key: after.parts.get(key, 0) - before.parts.get(key, 0) for key in CATEGORIES}
+    changes = [(label(key), paint(key), size) for key, size in sizes.items() if size]
+    rounding = after.bytes - before.bytes - sum(sizes.values())
+    if rounding:
+        changes.append(("Rounding of blocks", _painted(LAYERS["rounding"]), rounding))
+    # The highest value on the way from one end to the other.
+    whole = max(1, *accumulate([size for _, _, size in changes], initial=before.bytes))
+    texts = zip((before, after), peaks_apart(before.bytes, after.bytes), strict=True)
+    ends = [(end, text, BarPiece(left=0, width=100 * end.bytes / whole, name="whole")) for end, text in texts]
+    first, last = (Bar(label=visible(end.label), value=text, pieces=(bar,), whole=True) for end, text, bar in ends)
+    rows, now = [first], before.bytes
+    for name, look, size in changes:
+        change = _piece(min(now, now + size), abs(size), whole, name, look, "less" if size < 0 else "more")
+        rows.append(Bar(label=name, value=signed(size), pieces=(change,), paint=look))
+        now += size
+    names, alike = listed([label(key).lower() for key in same]), format_bytes(sum(same.values()))
+    return Waterfall(
+        title=visible(f"From {before.label} to {after.label}"),
+        when=visible(instants),
+        rows=(*rows, last),
+        unchanged=f"{capital(names)}: no change, {alike}." if same else "",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,32 +223,18 @@ def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
 
 def _waterfall(answer: Answer) -> Waterfall:
     before, after = answer.baseline, answer.mixed
-    requested = "" if before.allocated is None else REQUESTED
-    sizes, changes, alike = (before.bytes, after.bytes), answer.changes, answer.unchanged
+    sizes, changes = (before.said, after.said), (*answer.changes, *answer.unchanged)
     if answer.by_forward and answer.forward is not None:
-        sizes, changes, alike = answer.forward, answer.forward_changes, answer.forward_unchanged
-        instants, requested = "at the end of forward of both", ""
+        sizes, changes = answer.forward, (*answer.forward_changes, *answer.forward_unchanged)
+        instants = "at the end of forward of both"
     elif answer.same_phase and answer.fewer_gradients:
         instants = f"between two instants, both {when(before, where=False)}"
     elif answer.same_phase:
         instants = f"at the peaks, both {when(before, where=before.op == after.op)}"
     else:
         instants = f"between two instants: {before.label} {when(before)}, {after.label} {when(after)}"
-    return Waterfall(
-        title=visible(f"From {before.label} to {after.label}"),
-        when=visible(f"{instants}{requested}"),
-        rows=falls(
-            End(label=visible(before.label), bytes=sizes[0]),
-            End(label=visible(after.label), bytes=sizes[1]),
-            {change.category: change.difference for change in changes},
-        ),
-        unchanged=unchanged({change.category: change.before for change in alike}),
+    return waterfall(
+        End(label=before.label, bytes=sizes[0], parts={change.category: change.before for change in changes}),
+        End(label=after.label, bytes=sizes[1], parts={change.category: change.after for change in changes}),
+        instants,
     )
-
-
-def unchanged(sizes: Mapping[Category, int]) -> str:
-    """The sentence about categories with the same bytes at both ends; empty if there are none."""
-    if not sizes:
-        return ""
-    names = listed([label(category).lower() for category in sizes])
-    return f"{capital(names)}: no change, {format_bytes(sum(sizes.values()))}."

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ampmem.analysis.watched import FullPart, WatchedSummary, full_recording, watched_run
+from ampmem.analysis.jsonable import like
+from ampmem.analysis.watched import WatchedSummary, full_recording, watched_run
 from ampmem.output import check_output, open_output
 from ampmem.recording.watched import Row
 from ampmem.recording.watched_file import read_watched
-from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
-from ampmem.reporters.html.palette import FILLS, CategoryView, category_views
+from ampmem.reporters.html.page import ChartView, render_chart
+from ampmem.reporters.html.palette import CategoryView, category_views
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.stream import extreme_positions
 from ampmem.reporters.text.watched import (
@@ -29,7 +30,6 @@ from ampmem.reporters.text.watched import (
     watched_verdict,
 )
 from ampmem.units import format_bytes
-from ampmem.version import __version__
 
 _POINTS = 1500
 """At most twice this many steps are drawn."""
@@ -46,43 +46,26 @@ class WatchedLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BandPart:
-    """One category in the band of a full recording, from ``low`` to ``high`` bytes."""
-
-    category: str
-    light: str
-    dark: str
-    low: int
-    high: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BandView:
-    """A full recording as a band: its place in the run, and the categories at its peak."""
-
-    first: int
-    last: int
-    parts: tuple[BandPart, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FullView:
-    """A full recording in the table; ``page`` is its own page, next to this one."""
+    """A full recording: its row in the table, its own page next to this one, its first and last step as a band.
+
+    ``categories`` are those at its peak, in bytes.
+    """
 
     cells: tuple[str, ...]
     page: str | None
+    first: int
+    last: int
+    categories: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedView:
+class WatchedView(ChartView):
     """The data that the page is drawn from; ``failed`` is the step in which the run failed."""
 
-    ampmem: str
-    config: dict[str, bool | str]
-    title: str
+    command: str
     lines: tuple[str, ...]
     curves: tuple[WatchedLine, ...]
-    bands: tuple[BandView, ...]
     categories: tuple[CategoryView, ...]
     limit: int | None
     limit_text: str
@@ -115,9 +98,9 @@ def write_watched(file: Path, output: Path, *, force: bool = False) -> list[Path
                 recording = Path(folder) / f"{file.stem}-{part.first}.ampmem"
                 full_recording(run, part.number, recording)
                 write([recording], pages[part.number], force=True)
-    view = watched_view(found, run.rows, {number: page.name for number, page in pages.items()})
     with open_output(output, force=force) as stream:
-        stream.write(self_contained("watched.html", "watched.js", view, title=view.title))
+        names = {number: page.name for number, page in pages.items()}
+        stream.write(render_chart("watched", watched_view(found, run.rows, names)))
     return [output, *pages.values()]
 
 
@@ -126,12 +109,10 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
     shown = rows_to_draw(rows, _POINTS)
     short = found.shortage
     return WatchedView(
-        ampmem=__version__,
-        config=PLOTLY_CONFIG,
-        title=visible(watched_heading(found), MAX_PROSE),
-        lines=_page_texts((watched_verdict(found), *summary_lines(found))),
+        title=visible(f"{watched_verdict(found)}.", MAX_PROSE),
+        command=visible(watched_heading(found), MAX_PROSE),
+        lines=_page_texts(summary_lines(found)),
         curves=_curves(shown),
-        bands=tuple(map(_band, found.full)),
         categories=category_views(),
         limit=found.run.limit,
         limit_text="" if found.run.limit is None else f"the device's {format_bytes(found.run.limit)}",
@@ -141,7 +122,8 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
         held=() if short is None else tuple(map(_page_texts, held_rows(short))),
         full_columns=FULL_COLUMNS,
         full=tuple(
-            FullView(cells=tuple(full_row(part, found.run.every)), page=pages.get(part.number)) for part in found.full
+            like(FullView, part, cells=tuple(full_row(part, found.run.every)), page=pages.get(part.number))
+            for part in found.full
         ),
         commands=_page_texts(found.commands),
         notes=_page_texts(found.notes),
@@ -183,13 +165,3 @@ def _curves(rows: Sequence[Row]) -> tuple[WatchedLine, ...]:
 def _peak_text(row: Row) -> str:
     batch = f", batch {row.batch}" if row.batch else ""
     return f"step {row.step}: peak {format_bytes(row.peak)}, {PHASES.get(row.phase, row.phase)}{batch}"
-
-
-def _band(part: FullPart) -> BandView:
-    low, parts = 0, []
-    for category, fill in FILLS.items():
-        size = part.categories.get(category.value, 0)
-        if size:
-            parts.append(BandPart(category=category.value, light=fill.light, dark=fill.dark, low=low, high=low + size))
-            low += size
-    return BandView(first=part.first, last=part.last, parts=tuple(parts))

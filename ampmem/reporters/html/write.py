@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ampmem.analysis.advise import SCHEMA as ADVICE
+from ampmem.analysis.advise import AdviceDocument
 from ampmem.analysis.advised import Advised
 from ampmem.analysis.answer import judged_findings, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Comparison, Entry, compare, distinct
@@ -22,9 +24,10 @@ from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
+from ampmem.reporters.html.advise_page import advice_view
 from ampmem.reporters.html.comparison import changes_view, compared_runs, difference_headline, difference_verdict
-from ampmem.reporters.html.fit_page import render_fit
-from ampmem.reporters.html.page import PageView, opens_on, page_view, render
+from ampmem.reporters.html.fit_page import fit_view
+from ampmem.reporters.html.page import PageView, opens_on, page_view, render, render_chart
 from ampmem.reporters.html.progress import PageProgress
 from ampmem.reporters.html.ranks import job_view, ranks_verdict_view
 from ampmem.reporters.html.run import RunView, column, column_of, packed_words, said_of
@@ -114,11 +117,7 @@ def write(
         check_output(output, force=force, source=path)
     with PageProgress() as progress:
         maker = _PageMaker(room=STREAMS_LIMIT, progress=progress, advised=advised, compiling=compiling)
-        view = maker.page(recordings)
-        progress.say(f"writing {output.name}")
-        page = _rendered(view)
-        with open_output(output, force=force) as stream:
-            stream.write(page)
+        _write(maker.page(recordings), output, progress, force=force)
 
 
 def write_difference(before: Side, after: Side, found: Difference, output: Path, *, force: bool = False) -> None:
@@ -130,10 +129,37 @@ def write_difference(before: Side, after: Side, found: Difference, output: Path,
     with PageProgress() as progress:
         files = {label: side.file for label, side in (("before", before), ("after", after)) if side.file is not None}
         view = _PageMaker(room=STREAMS_LIMIT, progress=progress).of_difference(found, files)
-        progress.say(f"writing {output.name}")
-        page = render(view)
-        with open_output(output, force=force) as stream:
-            stream.write(page)
+        _write(view, output, progress, force=force)
+
+
+def _write(view: PageView | FitResult | AdviceDocument, output: Path, progress: PageProgress, *, force: bool) -> None:
+    progress.say(f"writing {output.name}")
+    page = _rendered(view)
+    with open_output(output, force=force) as stream:
+        stream.write(page)
+
+
+def write_advice(
+    found: AdviceDocument, output: Path, *, before: Path, after: Path | None = None, force: bool = False
+) -> list[Path]:
+    """Write the page of ``found`` and, next to it, the replaced pages of two recordings; returns all paths.
+
+    ``before`` is the recording of the unchanged script, ``after`` that of the best change. Raises
+    :class:`~ampmem.errors.UsageError` when ``output`` cannot be written.
+    """
+    check_output(output, force=force)
+    links: list[tuple[str, str]] = []
+    pages: list[Path] = []
+    for part, recording in (("before", before), ("after", after)):
+        if recording is not None:
+            page = output.with_name(f"{output.stem}.{part}.html")
+            write([recording], page, force=True)
+            name = "the script as it is" if part == "before" else found.runs[0].change
+            links.append((f"timeline of {name}", page.name))
+            pages.append(page)
+    with open_output(output, force=force) as stream:
+        stream.write(render_chart("advise", advice_view(found, tuple(links))))
+    return [output, *pages]
 
 
 def page_of(recordings: Sequence[Path], room: int) -> str:
@@ -145,8 +171,14 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
         return _rendered(_PageMaker(room=room, progress=progress).page(recordings))
 
 
-def _rendered(view: PageView | FitResult) -> str:
-    return render_fit(view) if isinstance(view, FitResult) else render(view)
+def _rendered(view: PageView | FitResult | AdviceDocument) -> str:
+    if isinstance(view, PageView):
+        return render(view)
+    return (
+        render_chart("fit", fit_view(view))
+        if isinstance(view, FitResult)
+        else render_chart("advise", advice_view(view))
+    )
 
 
 _PRINTED = (
@@ -154,6 +186,7 @@ _PRINTED = (
     Printed(schema=RANKS, of=Ranks, what="a merged view of ranks", command="ampmem show --ranks --json"),
     Printed(schema=DIFFERENCE, of=Difference, what="a difference", command="ampmem diff --json"),
     Printed(schema=FIT, of=FitResult, what="a fit", command="ampmem fit --json"),
+    Printed(schema=ADVICE, of=AdviceDocument, what="advice", command="ampmem advise --json"),
 )
 """The JSON that a page can be made from."""
 
@@ -170,8 +203,8 @@ class _PageMaker:
     advised: Advised | None = None
     compiling: Sequence[Difference] = ()
 
-    def page(self, recordings: Sequence[Path]) -> PageView | FitResult:
-        """The page of ``recordings`` or of printed JSON; a fit has a page of its own kind."""
+    def page(self, recordings: Sequence[Path]) -> PageView | FitResult | AdviceDocument:
+        """The page of ``recordings`` or of printed JSON; a fit and advice have pages of their own kinds."""
         printed = {path: printed_in(path, _PRINTED) for path in recordings if is_json(path)}
         compiling = self.compiling
         for path, those in printed.items():
@@ -188,7 +221,7 @@ class _PageMaker:
             json_only = "This page was made from JSON, without the runs' own pages."
             more = " ".join(filter(None, (page.verdict.more, json_only)))
             return replace(page, verdict=replace(page.verdict, more=more))
-        if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult):
+        if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult | AdviceDocument):
             return found[0]
         path = next(path for path, those in printed.items() if not all(isinstance(each, Summary) for each in those))
         raise UsageError(f"{path} cannot be compared with other files: report on it alone")

@@ -1,4 +1,4 @@
-"""The page of the published runs: one file, without scripts, that loads nothing."""
+"""The page of the published runs: one file that loads nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ampmem.allocator.settings import MIB
-from ampmem.reporters.html.safety import FOLDER
+from ampmem.reporters.html.page import self_contained
 from published.claims import ABOVE_HALF, BERT, CLAIMED, NEAREST, RESNET50
 from published.figures import scatter
 from published.savings import SAVINGS, Saving
@@ -19,7 +19,6 @@ from published.wording import percent, signed
 STYLE = """
 :root { --shade: light-dark(#00000055, #ffffff66); --transformer: light-dark(#3958d1, #7f9bff);
   --cnn: light-dark(#ec6f00, #ff9a4d); --mlp: light-dark(#0d6d46, #4fae7f); --other: light-dark(#532d74, #b07cc0); }
-nav { flex-wrap: wrap; }
 .card > p, .card li { max-width: 66rem; margin-top: 8px; } .card h3 { margin-top: 18px; }
 .card h2 { margin-bottom: 4px; }
 .card ul { padding-left: 20px; } code { font-family: var(--mono); font-size: 12.5px; overflow-wrap: anywhere; }
@@ -41,16 +40,11 @@ svg .dot { stroke: var(--card); stroke-width: 1; } svg .span { stroke-width: 2; 
 svg .dot:hover { stroke: var(--ink); stroke-width: 2.5; }
 .transformer { fill: var(--transformer); stroke: var(--transformer); } .cnn { fill: var(--cnn); stroke: var(--cnn); }
 .mlp, .recurrent { fill: var(--mlp); stroke: var(--mlp); } .other { fill: var(--other); stroke: var(--other); }
-@media print { .bar { position: static; } nav { display: none; } .across { overflow: visible; background: none; }
+@media print { .across { overflow: visible; background: none; }
   .across table { font-size: 9px; } .across th, .across td { padding-right: 6px; white-space: normal; } }
 """
 """What the page has beside the style of ampmem's other pages. A wide table scrolls in a box of its own; a shade at
 an edge says that it goes on there."""
-BRAND = (
-    '<a class="brand" href="#main"><svg viewBox="0 0 24 24" width="24" height="24" aria-hidden="true"><rect width="24" '
-    'height="24" rx="6" fill="#2b50c8"></rect><path d="M4 18v-4h4v-3h2.5V6h3v5H16v3h4v4z" fill="#fff"></path></svg>'
-    "ampmem</a>"
-)
 COMMAND = (
     "python tests/benchmarks/published.py --jobs 2 --json reports/published.json --html reports/published.html "
     "--docs docs/simulation.md"
@@ -79,29 +73,20 @@ def page_of(document: dict[str, Any]) -> str:
         every_run(rows),
         left_out(document["left_out"]),
     ]
-    return whole_page("ampmem: predictions beside published runs", parts)
+    return whole_page("Predictions beside published runs", parts)
 
 
 def whole_page(title: str, parts: Iterable[str]) -> str:
     """A page in the style of ampmem's others; each heading of level 2 in ``parts`` begins a card, linked at the top."""
     first, *sections = "\n".join(parts).split("<h2>")
     titles = [section.partition("</h2>")[0] for section in sections]
-    links = "".join(f'<a href="#{_anchor(title)}">{title}</a>' for title in titles)
     cards = [f'<section class="card">\n{first}</section>']
     cards += [
-        f'<section class="card" id="{_anchor(title)}">\n<h2>{section}</section>'
+        f'<section class="card" id="{_anchor(title)}" data-jump="{title}">\n<h2>{section}</section>'
         for title, section in zip(titles, sections, strict=True)
     ]
-    head = [
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        f"<title>{text(title)}</title>",
-        f"<style>\n{(FOLDER / 'page.css').read_text(encoding='utf-8')}{STYLE}</style>\n</head>\n<body>",
-        f'<header class="bar"><div class="bar-inner">{BRAND}<nav aria-label="Sections">{links}</nav></div></header>',
-        '<main id="main">',
-    ]
-    return "\n".join([*head, *cards, "</main>\n</body>\n</html>\n"])
+    body = "\n".join(cards)
+    return self_contained("document.html", "document.js", None, title=title, style=STYLE, body=body, plotly_packed="")
 
 
 def _anchor(title: str) -> str:

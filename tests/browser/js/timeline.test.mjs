@@ -5,6 +5,7 @@ import { timeTicks } from "../../../ampmem/reporters/html/js/figures/ticks.js";
 import { bandAt } from "../../../ampmem/reporters/html/js/timeline/chart.js";
 import { openingOf, viewInWords } from "../../../ampmem/reporters/html/js/timeline/opening.js";
 import { draggedView } from "../../../ampmem/reporters/html/js/timeline/overview.js";
+import { timelineFigure } from "../../../ampmem/reporters/html/js/timeline/figure.js";
 import { labelFor } from "../../../ampmem/reporters/html/js/timeline/phases.js";
 
 const step = (index, first, last, peak, finished = true) => ({ index, finished, first, last, peak });
@@ -110,4 +111,33 @@ test("what an address says wrongly is left out", () => {
   const bad = ["#%E0%A4%A", "#&&&=", "#from=1", "#from=5&to=5", "#from=a&to=1e9", "#pin=-1", "#pin=1.5", "#theme=<b>", "#axis=x"];
   for (const hash of bad) assert.deepEqual(placeOfHash(hash), nowhere, hash);
   assert.equal(placeOfHash("#no-such-section").section, "no-such-section", "the page knows its sections");
+});
+
+test("all of the peak's label is in the picture, wherever the peak is", () => {
+  for (const width of [300, 700, 1200]) {
+    for (const x of [0, 30, 50, 70, 100]) {
+      const peak = { x, bytes: 90, label: "step 12 peak 74.2 MiB, 74.2 MiB of it requested" };
+      const drawing = {
+        x: Float64Array.of(0, 100),
+        series: [Float64Array.of(10, 90)],
+        shown: [true],
+        present: [true],
+        live: 1,
+        view: { low: 0, high: 100 },
+        byTime: false,
+        width,
+        height: 300,
+        draggable: false,
+        steps: [],
+        failure: null,
+        peak,
+      };
+      const category = { key: "parameters", label: "Parameters", light: "#000", dark: "#fff", pattern: "" };
+      const [label] = timelineFigure(drawing, [category], "light").layout.annotations;
+      const lines = label.text.split("<br>");
+      const half = (7 * Math.max(...lines.map((line) => line.length))) / 2;
+      const middle = ((width - 76) * x) / 100 + label.ax;
+      assert.ok(middle - half >= 0 && middle + half <= width - 76, `${width} ${x}`);
+    }
+  }
 });

@@ -1,30 +1,18 @@
 /** Puts the page of a search for changes together. */
 import { byId, fill, make, tableOf } from "./common/dom.js";
 import { adviceFigure, adviceLimitShown } from "./figures/advicefigure.js";
-import { drawChartPage } from "./sections/chartpage.js";
+import { drawChartPage, listed } from "./sections/chartpage.js";
 /** @import { AdviceView } from "./common/page.js" */
 
 const HEIGHT = 420;
 
-/**
- * A list, in a section that is hidden where there is nothing to list.
- * @param {string} section
- * @param {string} id
- * @param {Array<string|Node>} items
- */
-function listed(section, id, items) {
-  byId(section).hidden = items.length === 0;
-  fill(byId(id), ...items.map((item) => make("li", {}, item)));
-}
-
 /** @param {AdviceView} data */
 function showTexts(data) {
-  byId("title").textContent = data.title;
   fill(byId("facts"), ...data.facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
   byId("best-title").textContent = `In code: ${data.change}`;
   const code = data.code.map((line) => make("code", {}, line));
   listed("best", "code", code);
-  const links = data.pages.map(({ text, page }) => make("a", { href: encodeURIComponent(page) }, text));
+  const links = data.pages.map(([text, page]) => make("a", { href: encodeURIComponent(page) }, text));
   listed("timelines", "pages", links);
   listed("refused", "reasons", data.refused);
   listed("proven", "proofs", data.proven);
@@ -36,7 +24,6 @@ function showTexts(data) {
   fill(byId("runs"), tableOf({ caption: "The best run comes first", columns, rows: data.table, stacked: true }));
   const above = data.limit !== null && !adviceLimitShown(data);
   byId("limit").textContent = above ? `Not drawn, because all runs are far below: ${data.limit_text}.` : "";
-  byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
 }
 
 await drawChartPage({

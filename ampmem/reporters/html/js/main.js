@@ -16,11 +16,12 @@ import { showActivations } from "./sections/activations.js";
 import { AllocationTable } from "./sections/allocations.js";
 import { showChanges } from "./sections/changes.js";
 import { showComparison } from "./sections/comparison.js";
-import { drawJumps } from "./sections/jumps.js";
+import { drawJumps, startHelp } from "./sections/jumps.js";
 import { PageLink } from "./sections/link.js";
 import { LiveList } from "./sections/livelist.js";
 import { showOutOfMemory } from "./sections/oom.js";
-import { drawBeforeLoaded, startPrinting } from "./sections/paper.js";
+import { drawBeforeLoaded, startPrinting, trouble } from "./sections/paper.js";
+import { offerToSave, showAskedPicture } from "./sections/saving.js";
 import { showFindings, showSummary } from "./sections/summary.js";
 import { showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
 import { Trees } from "./sections/trees.js";
@@ -93,7 +94,8 @@ class Page {
   #addressesWhere = "";
   /** @type {Int32Array|null} */
   #peakCounts = null;
-  #help = byId("help", HTMLDialogElement);
+  #help = startHelp();
+  #plotly;
 
   /**
    * @param {PageView} data
@@ -114,6 +116,7 @@ class Page {
       (index) => this.timeline.pin(index),
       () => this.link.jump("allocations"),
     );
+    this.#plotly = plotly;
     this.timeline = new Timeline(plotly, data, {
       pinned: (index) => this.#pinned(index),
       read: (index, title) => this.#read(index, title),
@@ -188,6 +191,7 @@ class Page {
     if (live.length > 1 && pinned !== null) this.#pinned(pinned);
     else this.trees.show(kinds, this.#peakCounts, `at the ${instantOf(run)}`);
     this.#drawAddresses(shownTheme());
+    offerToSave(this.#plotly);
     await nextPaint();
     if (place) this.link.arrive(place.section);
     document.documentElement.dataset.drawn = "";
@@ -297,7 +301,6 @@ class Page {
     const runs = byId("run", HTMLSelectElement);
     runs.addEventListener("change", () => this.show(Number(runs.value)).catch(trouble));
     for (const button of unpinButtons()) button.addEventListener("click", () => this.timeline.pin(null));
-    byId("help-open").addEventListener("click", () => this.#help.showModal());
     document.addEventListener("keydown", (event) => this.#key(event));
     startPrinting((options) => this.#redraw(options));
     startTheme(() => {
@@ -344,16 +347,6 @@ class Page {
   }
 }
 
-/**
- * @param {Error} error
- * @returns {never}
- */
-function trouble(error) {
-  byId("trouble").hidden = false;
-  byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
-  throw error;
-}
-
 async function start() {
   const packed = JSON.parse(given(byId("page-data").textContent));
   const data = /** @type {PageView} */ (cleaned(packed, MAX_SENTENCE, ["packed"]));
@@ -361,7 +354,8 @@ async function start() {
   // The head can be read while the drawing library starts.
   if (data.runs.length) showSummary(await runOf(data.runs[data.opens], data));
   await nextPaint();
-  const page = new Page(data, await loadPlotly(), place);
+  const plotly = await loadPlotly();
+  const page = new Page(data, plotly, place);
   byId("run-choice").hidden = data.runs.length < 2;
   choices(
     byId("run", HTMLSelectElement),
@@ -372,6 +366,7 @@ async function start() {
   showChanges(data.changes, page.categoryOf);
   if (data.runs.length) await page.show(page.runOf(place), place);
   else Object.assign(document.documentElement.dataset, { ready: "", drawn: "" });
+  await showAskedPicture(plotly);
 }
 
-await drawBeforeLoaded(() => start().catch(trouble));
+await drawBeforeLoaded(start);

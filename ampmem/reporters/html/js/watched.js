@@ -1,21 +1,10 @@
 /** Puts the page of a watched run together. */
-import { byId, fill, make, named, tableOf } from "./common/dom.js";
+import { byId, fill, make, tableOf } from "./common/dom.js";
 import { limitShown, watchedFigure } from "./figures/watchedfigure.js";
-import { drawChartPage } from "./sections/chartpage.js";
+import { drawChartPage, listed } from "./sections/chartpage.js";
 /** @import { WatchedView } from "./common/page.js" */
 
 const HEIGHT = 420;
-
-/**
- * A list, in a section that is hidden where there is nothing to list.
- * @param {string} section
- * @param {string} id
- * @param {Array<string|Node>} items
- */
-function listed(section, id, items) {
-  byId(section).hidden = items.length === 0;
-  fill(byId(id), ...items.map((item) => make("li", {}, item)));
-}
 
 /** @param {WatchedView} data */
 function showFull(data) {
@@ -26,14 +15,11 @@ function showFull(data) {
     ...rest,
   ]);
   fill(byId("full-table"), tableOf({ columns, rows }));
-  const there = new Set(data.bands.flatMap((band) => band.parts.map((part) => part.category)));
-  const shown = data.categories.filter((category) => there.has(category.key));
-  fill(byId("legend"), ...shown.flatMap((category) => [named(category), " "]));
 }
 
 /** @param {WatchedView} data */
 function showTexts(data) {
-  byId("title").textContent = data.title;
+  byId("command").textContent = data.command;
   fill(byId("lines"), ...data.lines.map((line) => make("li", {}, line)));
   listed("shortage", "shortage-lines", data.shortage);
   const columns = data.held_columns.map((head, i) => ({ head, number: i > 0 }));
@@ -44,7 +30,6 @@ function showTexts(data) {
   const commands = data.commands.map((command) => make("code", {}, command));
   listed("next", "commands", commands);
   listed("notes", "remarks", data.notes);
-  byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
 }
 
 await drawChartPage({

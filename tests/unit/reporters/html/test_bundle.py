@@ -112,7 +112,9 @@ def test_the_folders_of_the_page_import_one_way() -> None:
 
 def test_the_modules_of_each_page_are_one_script(tmp_path: Path) -> None:
     names = {path.relative_to(PAGE_MODULES).as_posix() for path in PAGE_MODULES.rglob("*.js")}
-    scripts = {entry: bundle(PAGE_MODULES / entry) for entry in ("main.js", "fit.js", "watched.js", "advise.js")}
+    scripts = {
+        entry: bundle(PAGE_MODULES / entry) for entry in ("main.js", "fit.js", "watched.js", "advise.js", "document.js")
+    }
     lines = {line.removeprefix("// ") for text in scripts.values() for line in text.split("\n")}
     assert names <= lines
     node = shutil.which("node")

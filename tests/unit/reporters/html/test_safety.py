@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.reporters.html.palette import category_views
-from ampmem.reporters.html.safety import MAX_TEXT, distinct_texts, json_for_script, visible
+from ampmem.reporters.html.safety import MAX_TEXT, breakable, distinct_texts, json_for_script, unbroken, visible
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J\ud800"
 
@@ -68,3 +68,18 @@ def test_every_category_has_a_name_and_a_colour() -> None:
     for view in views:
         assert re.fullmatch(r"#[0-9a-f]{6}", view.light)
         assert re.fullmatch(r"#[0-9a-f]{6}", view.dark)
+
+
+def test_a_number_stays_with_its_unit_and_a_tag_stays_whole() -> None:
+    assert unbroken("<td class=n>3.65 %</td> in 2 steps") == (
+        '<td class=n><span class="amount">3.65 %</span></td> in 2 steps'
+    )
+    assert (
+        unbroken('<a title="1.0 MiB">-1,024.5 MiB</a>')
+        == '<a title="1.0 MiB"><span class="amount">-1,024.5 MiB</span></a>'
+    )
+    assert breakable("<1 % of model.layers.attention.weight") == (
+        '<span class="amount">&lt;1 %</span> of model.<wbr>layers.<wbr>attention.<wbr>weight'
+    )
+    drawing = "<svg>\n<text>128 MiB</text></svg>"
+    assert unbroken(drawing) == drawing

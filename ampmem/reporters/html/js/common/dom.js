@@ -11,6 +11,8 @@
  */
 
 const LONG_NAME = /\S{12}/;
+/** A number and its unit. */
+const AMOUNT = /([-+−<>]?\d[\d,.]*\s(?:[KMGTP]iB|B|%|n?s|ms|µs|min|h)(?![\w-]))/;
 const JOINT = /(?<=[\w)>\]][./\\:_=(×])(?=[\w<])/;
 
 const HATCHES = new Map([
@@ -70,11 +72,16 @@ export function svgElement(tag, attributes = {}, text = null) {
 }
 
 /**
- * `text` with places where a long name may go on in the next line: behind its dots, slashes and such, in no word.
+ * `text` as it may be broken into lines: numbers stay with their units, and a long name may go on in the next line behind its
+ * dots, slashes and such, in no word.
  * @param {string} text
  * @returns {Array<string|Node>}
  */
 function breakable(text) {
+  const parts = text.split(AMOUNT);
+  if (parts.length > 1) {
+    return parts.flatMap((part, i) => (i % 2 ? [make("span", { class: "amount" }, document.createTextNode(part))] : breakable(part)));
+  }
   if (!LONG_NAME.test(text)) return [text];
   return text.split(JOINT).flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
 }
@@ -153,7 +160,7 @@ export function tableOf({ caption = null, columns, rows, foot = false, class: na
       {},
       ...cells.map((cell, i) =>
         i
-          ? make("td", { class: kind(columns[i]), "data-head": stacked ? columns[i].head : null }, cell)
+          ? make("td", { class: kind(columns[i]), "data-head": stacked ? columns[i].head : null }, stacked && cell ? make("span", {}, cell) : cell)
           : make("th", { scope: "row", class: kind(columns[i]) }, cell),
       ),
     );

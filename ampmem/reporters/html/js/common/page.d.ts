@@ -421,6 +421,7 @@ export interface Headline {
 
 export interface FindingView {
   code: string;
+  meaning: Array<string>;
   severity: string;
   message: string;
   change: string;
@@ -445,7 +446,7 @@ export interface ShortageWords {
   largest: Array<LargeTensorRow>;
   commands: Array<string>;
   hint: string;
-  facts: Array<FactView>;
+  facts: Array<[string, string]>;
   frames: Array<string>;
   remedies: Array<RemedyView>;
 }
@@ -458,17 +459,13 @@ export interface LargeTensorRow {
   name: string;
 }
 
-export interface FactView {
-  label: string;
-  text: string;
-}
-
 export interface RemedyView {
   change: string;
   why: string;
   bytes: number | null;
   evidence: Array<string>;
   code: string;
+  meaning: Array<string>;
   jump: string;
 }
 
@@ -516,6 +513,7 @@ export interface Saving {
 export interface PageView {
   ampmem: string;
   config: Record<string, boolean | string>;
+  title: string;
   categories: Array<CategoryView>;
   precision_copies: Array<string>;
   autocast_precisions: Array<string>;
@@ -634,8 +632,8 @@ export interface Tensor {
 export interface FitView {
   ampmem: string;
   config: Record<string, boolean | string>;
-  fit: FitResult;
   title: string;
+  fit: FitResult;
   facts: Array<[string, string]>;
   fitting: Array<string>;
   break_even: Array<string>;
@@ -724,9 +722,9 @@ export interface WatchedView {
   ampmem: string;
   config: Record<string, boolean | string>;
   title: string;
+  command: string;
   lines: Array<string>;
   curves: Array<WatchedLine>;
-  bands: Array<BandView>;
   categories: Array<CategoryView>;
   limit: number | null;
   limit_text: string;
@@ -747,23 +745,12 @@ export interface WatchedLine {
   texts: Array<string>;
 }
 
-export interface BandView {
-  first: number;
-  last: number;
-  parts: Array<BandPart>;
-}
-
-export interface BandPart {
-  category: string;
-  light: string;
-  dark: string;
-  low: number;
-  high: number;
-}
-
 export interface FullView {
   cells: Array<string>;
   page: string | null;
+  first: number;
+  last: number;
+  categories: Record<string, number>;
 }
 
 export interface AdviceView {
@@ -773,7 +760,7 @@ export interface AdviceView {
   facts: Array<[string, string]>;
   change: string;
   code: Array<string>;
-  pages: Array<AdviceLink>;
+  pages: Array<[string, string]>;
   axis: string;
   series: Array<AdviceSeries>;
   limit: number | null;
@@ -785,11 +772,6 @@ export interface AdviceView {
   computed: Array<string>;
   block_columns: Array<string>;
   blocks: Array<Array<string>>;
-}
-
-export interface AdviceLink {
-  text: string;
-  page: string;
 }
 
 export interface AdviceSeries {

@@ -1,16 +1,18 @@
 /** Runs with changes as a plotly figure: memory over its price. Pure: everything it needs comes in. */
 import { plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
-import { chartLayout } from "./layout.js";
-import { byteTicks } from "./ticks.js";
+import { MARGINS, NARROW_CHART, chartLayout, faintLine, fittingMarks, isNear, lineAcross, textAcross } from "./layout.js";
 /** @import { AdviceSeries, AdviceView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
 
 /** Beside, above and below all that is drawn, this part of the picture is free. */
 const FREE = 0.06;
-/** From far above all that is drawn, the line of the limit would press the marks flat. */
-const HIGHER = 2;
+/** Of a name beside a mark, in pixels: the height of its line, how far it is from the mark, and a character's width. */
+const LINE = 16;
+const BESIDE_MARK = 18;
+const LETTER = 6.5;
+const LONGEST = 80;
 
 /** @param {AdviceView} data */
 function pointsOf(data) {
@@ -28,7 +30,7 @@ function mostOf(data) {
  * @returns {data is AdviceView & {limit: number}}
  */
 export function adviceLimitShown(data) {
-  return data.limit !== null && data.limit <= HIGHER * mostOf(data);
+  return isNear(data.limit, mostOf(data));
 }
 
 /**
@@ -45,13 +47,7 @@ function runsOf(series, theme) {
     x: points.map((point) => point.cost),
     y: points.map((point) => point.most),
     line: { color: series[theme], width: 2.5 },
-    marker: {
-      symbol: points.map((point) => (point.meets ? symbol : `${symbol}-open`)),
-      size: points.map((point) => (point.meets ? 10 : 12)),
-      color: series[theme],
-      opacity: 1,
-      line: { width: points.map((point) => (point.meets ? 1 : 2)), color: INKS[theme].back },
-    },
+    marker: fittingMarks(symbol, points.map((point) => point.meets), 10, { color: series[theme], back: INKS[theme].back }),
     text: points.map((point) => point.text.map((line) => plotlyText(line)).join("<br>")),
     hoverinfo: "text",
   };
@@ -62,18 +58,9 @@ function runsOf(series, theme) {
  * @param {Theme} theme
  */
 function allocatedUnder(series, theme) {
-  return {
-    type: "scatter",
-    mode: "lines",
-    name: plotlyText(`${series.name}: peak allocated`),
-    legendgroup: series.name,
-    showlegend: false,
-    x: series.points.map((point) => point.cost),
-    y: series.points.map((point) => point.allocated),
-    opacity: 0.55,
-    line: { color: series[theme], width: 1.2, dash: "dot" },
-    hoverinfo: "skip",
-  };
+  const { name, points } = series;
+  const [x, y] = [points.map((point) => point.cost), points.map((point) => point.allocated)];
+  return faintLine({ name: plotlyText(`${name}: peak allocated`), legendgroup: name, x, y, color: series[theme] });
 }
 
 /**
@@ -95,18 +82,30 @@ function ringsOf(data, theme) {
 }
 
 /**
+ * The names of the runs that no other beats, beside their marks; a name that would be over another one stands below it.
  * @param {AdviceView} data
  * @param {Theme} theme
+ * @param {{x: (cost: number) => number, y: (bytes: number) => number, right: number}} place where things are, in pixels
  */
-function limitOf(data, theme) {
-  if (!adviceLimitShown(data)) return { shapes: [], annotations: [] };
+function namesOf(data, theme, { x, y, right }) {
   const { ink } = INKS[theme];
-  const line = { color: ink, width: 1.5, dash: "dash" };
-  const said = { x: 1, y: data.limit, xanchor: "right", yanchor: "bottom", text: plotlyText(data.limit_text) };
-  return {
-    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.limit, y1: data.limit, line }],
-    annotations: [{ ...said, xref: "paper", showarrow: false, font: { size: 12, color: ink } }],
-  };
+  const longest = Math.min(LONGEST, Math.floor(right / 2 / LETTER));
+  /** @type {Array<{left: number, end: number, line: number}>} */
+  const taken = [];
+  const named = pointsOf(data).filter((point) => point.unbeaten).sort((one, two) => two.most - one.most);
+  return named.map(({ cost, most, text: [name] }) => {
+    const text = name.length > longest ? `${name.slice(0, longest - 1)}…` : name;
+    const long = BESIDE_MARK + LETTER * text.length;
+    const leftwards = x(cost) + long > right;
+    const left = leftwards ? x(cost) - long : x(cost);
+    let line = y(most);
+    while (taken.some((each) => each.left < left + long && left < each.end && Math.abs(each.line - line) < LINE)) line += 2;
+    taken.push({ left, end: left + long, line });
+    const beside = leftwards ? { xanchor: "right", ax: -BESIDE_MARK } : { xanchor: "left", ax: BESIDE_MARK };
+    const leader = { arrowhead: 0, arrowwidth: 1, arrowcolor: ink, standoff: 10 };
+    const font = { size: 11, color: ink };
+    return { x: cost, y: most, text: plotlyText(text), ...beside, ay: line - y(most), ...leader, font };
+  });
 }
 
 /**
@@ -128,11 +127,16 @@ export function adviceFigure(data, theme, width, height) {
   );
   const free = (high - low || high) * FREE;
   const [least, most] = [Math.max(0, low - free), high + 2 * free];
-  const ticks = byteTicks(most, 6, least);
   const costs = points.map((point) => point.cost);
   const [first, last] = [Math.min(...costs), Math.max(...costs)];
   const beside = (last - first || 1) * FREE;
-  const { axis, around } = chartLayout(theme, width, height);
+  const shown = adviceLimitShown(data);
+  const [right, foot] = [width - MARGINS.l - MARGINS.r, height - MARGINS.t - MARGINS.b];
+  const names = width < NARROW_CHART ? [] : namesOf(data, theme, {
+    x: (cost) => (right * (cost - first + beside)) / (last - first + 2 * beside),
+    y: (bytes) => (foot * (most - bytes)) / (most - least),
+    right,
+  });
   return {
     data: [
       ...joined.map((series) => allocatedUnder(series, theme)),
@@ -140,17 +144,10 @@ export function adviceFigure(data, theme, width, height) {
       ringsOf(data, theme),
     ],
     layout: {
-      ...around,
-      margin: { l: 72, r: 16, t: 10, b: 48 },
+      ...chartLayout(theme, { width, height }, { title: data.axis, range: [first - beside, last + beside] }, [least, most]),
       hovermode: "closest",
-      xaxis: {
-        ...axis,
-        range: [first - beside, last + beside],
-        fixedrange: true,
-        title: { text: plotlyText(data.axis), font: { size: 12 }, standoff: 8 },
-      },
-      yaxis: { ...axis, range: [least, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
-      ...limitOf(data, theme),
+      shapes: shown ? [lineAcross(data.limit, theme)] : [],
+      annotations: [...(shown ? [textAcross(data.limit, data.limit_text, theme)] : []), ...names],
     },
   };
 }

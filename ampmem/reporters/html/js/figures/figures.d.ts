@@ -12,18 +12,29 @@ export interface Figure {
   layout: object;
 }
 
+/** A figure that stands alone. */
+export interface Picture extends Figure {
+  layout: Record<string, unknown> & { width: number; height: number };
+}
+
 export interface Plotly {
   react(chart: HTMLElement, data: object[], layout: object, config: object): Promise<unknown>;
+  downloadImage(picture: Figure, options: object): Promise<string>;
+  toImage(picture: Figure, options: object): Promise<string>;
 }
 
 /** An element that plotly has drawn in. */
 export interface Chart extends HTMLElement {
+  data: object[];
+  layout: { width: number; height: number; margin: { t: number }; legend?: object };
   on(event: "plotly_relayout", listener: (change: Record<string, unknown>) => void): void;
 }
 
 declare global {
   interface Window {
     Plotly?: Plotly;
+    /** Draws the figures of a page that is made of its own script. */
+    drawFigures?: (theme: string, width?: number) => Promise<unknown>;
   }
 }
 

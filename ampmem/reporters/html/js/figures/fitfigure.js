@@ -1,15 +1,13 @@
 /** The curves of a fit as a plotly figure. Pure: everything it needs comes in. */
 import { formatCount, plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
-import { chartLayout } from "./layout.js";
-import { byteTicks } from "./ticks.js";
+import { chartLayout, faintLine, fittingMarks, isNear, lineAcross, textAcross } from "./layout.js";
 /** @import { FitResult, FitView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
 
 /** Beside the first and the last value, and above and below all that is drawn, this part of the picture is free. */
 const MARGIN = 0.06;
-const FAR = 2;
 const BEYOND = 1.5;
 /** Curves that are as near as this part of the picture's height look like one. */
 const NEAR = 1 / 120;
@@ -60,12 +58,12 @@ function smallest(data) {
 }
 
 /**
- * Whether the line of the capacity is in the picture: from far away it would press the curves flat.
+ * Whether the line of the capacity is in the picture.
  * @param {Drawn} data
  * @returns {data is Drawn & {capacity: number}}
  */
 export function capacityShown(data) {
-  return data.capacity !== null && data.capacity <= FAR * largest(data);
+  return isNear(data.capacity, largest(data));
 }
 
 /**
@@ -114,13 +112,7 @@ function reservedOf(curve, theme, under) {
     x: curve.values,
     y: curve.reserved,
     line: { color: curve[theme], width: 2.5, dash },
-    marker: {
-      symbol: curve.surely.map((fits) => (fits ? curve.symbol : `${curve.symbol}-open`)),
-      size: curve.surely.map((fits) => (fits ? size : size + 2)),
-      color: curve[theme],
-      opacity: 1,
-      line: { width: curve.surely.map((fits) => (fits ? 1 : 2)), color: INKS[theme].back },
-    },
+    marker: fittingMarks(curve.symbol, curve.surely, size, { color: curve[theme], back: INKS[theme].back }),
     text: curve.texts.map((lines) => lines.map((line) => plotlyText(line)).join("<br>")),
     hoverinfo: "text",
   };
@@ -131,18 +123,9 @@ function reservedOf(curve, theme, under) {
  * @param {Theme} theme
  */
 function allocatedOf(curve, theme) {
-  return {
-    type: "scatter",
-    mode: "lines",
-    name: plotlyText(`${curve.precision} allocated`),
-    legendgroup: curve.precision,
-    showlegend: false,
-    x: curve.values,
-    y: curve.allocated,
-    opacity: 0.55,
-    line: { color: curve[theme], width: 1.2, dash: "dot" },
-    hoverinfo: "skip",
-  };
+  const { precision, values, allocated } = curve;
+  const color = curve[theme];
+  return faintLine({ name: plotlyText(`${precision} allocated`), legendgroup: precision, x: values, y: allocated, color });
 }
 
 /**
@@ -172,36 +155,18 @@ function failingOf(curve, argument, theme, height) {
  */
 function capacityOf(data, theme) {
   if (!capacityShown(data)) return { shapes: [], annotations: [] };
-  const ink = INKS[theme];
-  const line = { color: ink.ink, width: 1.5, dash: "dash" };
-  const across = { xref: "paper", x0: 0, x1: 1 };
-  /**
-   * @param {number} y
-   * @param {"top"|"bottom"} yanchor
-   * @param {string} text
-   */
-  const said = (y, yanchor, text) => ({
-    xref: "paper",
-    x: 0,
-    y,
-    xanchor: "left",
-    yanchor,
-    showarrow: false,
-    text: plotlyText(text),
-    font: { size: 12, color: ink.ink },
-  });
   /** @type {object[]} */
-  const shapes = [{ type: "line", ...across, y0: data.capacity, y1: data.capacity, line }];
-  const annotations = [said(data.capacity, "top", data.capacity_text)];
+  const shapes = [lineAcross(data.capacity, theme)];
+  const annotations = [textAcross(data.capacity, data.capacity_text, theme)];
   if (data.may !== null && data.may > data.capacity) {
     const high = Math.min(data.may, topOf(data));
-    const zone = { y0: data.capacity, y1: high, fillcolor: ink.quiet, opacity: 0.12, line: { width: 0 }, layer: "below" };
-    shapes.push({ type: "rect", ...across, ...zone });
+    const zone = { ...lineAcross(data.capacity, theme), type: "rect", y1: high, line: { width: 0 }, layer: "below" };
+    shapes.push({ ...zone, fillcolor: INKS[theme].quiet, opacity: 0.12 });
     if (data.may === high) {
-      shapes.push({ type: "line", ...across, y0: high, y1: high, line });
-      annotations.push(said(high, "bottom", data.may_text));
+      shapes.push(lineAcross(high, theme));
+      annotations.push(textAcross(high, data.may_text, theme, "bottom"));
     }
-    annotations.push(said(data.capacity, "bottom", "shaded: may fit"));
+    annotations.push(textAcross(data.capacity, "shaded: may fit", theme, "bottom"));
   }
   return { shapes, annotations };
 }
@@ -214,7 +179,7 @@ function topOf(data) {
   const most = largest(data);
   if (!capacityShown(data)) return most;
   const high = Math.max(most, data.capacity);
-  return data.may !== null && data.may <= FAR * most ? Math.max(high, data.may) : high;
+  return data.may !== null && isNear(data.may, most) ? Math.max(high, data.may) : high;
 }
 
 /**
@@ -274,7 +239,6 @@ export function fitFigure(view, theme, width, height) {
   // Crosses stand above all that is drawn, one row for each precision.
   const most = line + span * (MARGIN + ROW * (data.curves.length + 1));
   const least = Math.max(0, floor - span * MARGIN);
-  const ticks = byteTicks(most, 6, least);
   const capacity = capacityOf(data, theme);
   const crossings = crossingsOf(data, theme);
   const reached = Math.max(...data.curves.flatMap((curve) => curve.values));
@@ -285,7 +249,8 @@ export function fitFigure(view, theme, width, height) {
   }));
   const values = failing.flatMap((curve) => [...curve.values, ...curve.failing]);
   const [first, last] = [Math.min(...values), Math.max(...values)];
-  const { axis, around } = chartLayout(theme, width, height);
+  const free = (last - first || 1) * MARGIN;
+  const x = { title: argument, range: [first - free, last + free] };
   return {
     data: [
       ...data.curves.map((curve) => allocatedOf(curve, theme)),
@@ -293,18 +258,9 @@ export function fitFigure(view, theme, width, height) {
       ...failing.map((curve, i) => failingOf(curve, argument, theme, line + span * (MARGIN + ROW * i))),
     ],
     layout: {
-      ...around,
-      margin: { l: 72, r: 16, t: 10, b: 48 },
+      ...chartLayout(theme, { width, height }, x, [least, most]),
       // Equal runs are all told at once.
       hovermode: "x unified",
-      xaxis: {
-        ...axis,
-        range: [first - (last - first || 1) * MARGIN, last + (last - first || 1) * MARGIN],
-        showspikes: false,
-        fixedrange: true,
-        title: { text: plotlyText(argument), font: { size: 12 }, standoff: 8 },
-      },
-      yaxis: { ...axis, range: [least, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
       shapes: [...capacity.shapes, ...crossings.shapes],
       annotations: [...capacity.annotations, ...crossings.annotations],
     },

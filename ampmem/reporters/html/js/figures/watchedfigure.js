@@ -1,17 +1,15 @@
 /** A watched run as a plotly figure: lines over its steps, bands of categories. Pure: everything it needs comes in. */
 import { plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
-import { chartLayout } from "./layout.js";
-import { byteTicks } from "./ticks.js";
-/** @import { BandView, WatchedLine, WatchedView } from "../common/page.js" */
+import { NARROW_CHART, chartLayout, isNear, lineAcross, textAcross } from "./layout.js";
+/** @import { CategoryView, FullView, WatchedLine, WatchedView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
 
 const MARGIN = 0.03;
-/** From far above all that is drawn, the line of the device's memory would press the lines flat. */
-const BEYOND = 2;
 /** A band is at least this part of the picture wide: three of 20,000 steps are no pixel. */
 const NARROWEST = 0.006;
+const ENTRY = 19;
 const LOOKS = [
   { width: 2, dash: "solid" },
   { width: 1.5, dash: "solid" },
@@ -21,7 +19,7 @@ const LOOKS = [
 /** @param {WatchedView} data */
 function highest(data) {
   const lines = data.curves.flatMap((curve) => curve.bytes);
-  const bands = data.bands.flatMap((band) => band.parts.map((part) => part.high));
+  const bands = data.full.map(({ categories }) => Object.values(categories).reduce((sum, size) => sum + size, 0));
   return [...lines, ...bands].reduce((most, size) => Math.max(most, size), 1);
 }
 
@@ -31,7 +29,7 @@ function highest(data) {
  * @returns {data is WatchedView & {limit: number}}
  */
 export function limitShown(data) {
-  return data.limit !== null && data.limit <= BEYOND * highest(data);
+  return isNear(data.limit, highest(data));
 }
 
 /**
@@ -54,23 +52,43 @@ function lineOf(curve, i, theme) {
 }
 
 /**
- * @param {BandView} band
+ * A full recording as a band: the categories at its peak, one above the other.
+ * @param {FullView} full
+ * @param {CategoryView[]} categories
  * @param {Theme} theme
  * @param {number} span how many steps are in the picture
  */
-function bandOf({ first, last, parts }, theme, span) {
+function bandOf({ first, last, categories: sizes }, categories, theme, span) {
   const middle = (first + last) / 2;
   const half = Math.max((last - first + 1) / 2, (span * NARROWEST) / 2);
-  return parts.map((part) => ({
-    type: "rect",
-    x0: middle - half,
-    x1: middle + half,
-    y0: part.low,
-    y1: part.high,
-    fillcolor: part[theme],
-    line: { width: 0 },
-    layer: "below",
-  }));
+  let y1 = 0;
+  return categories
+    .filter(({ key }) => sizes[key])
+    .map((category) => {
+      const y0 = y1;
+      y1 += sizes[category.key];
+      const look = { fillcolor: category[theme], line: { width: 0 }, layer: "below" };
+      return { type: "rect", x0: middle - half, x1: middle + half, y0, y1, ...look };
+    });
+}
+
+/**
+ * The categories of the bands, for the legend.
+ * @param {WatchedView} data
+ * @param {Theme} theme
+ */
+function legendOf({ full, categories }, theme) {
+  return categories
+    .filter(({ key }) => full.some((each) => each.categories[key]))
+    .map((category) => ({
+      type: "scatter",
+      mode: "markers",
+      name: plotlyText(category.label),
+      x: [null],
+      y: [null],
+      marker: { symbol: "square", size: 12, color: category[theme] },
+      hoverinfo: "skip",
+    }));
 }
 
 /**
@@ -87,17 +105,17 @@ export function watchedFigure(data, theme, width, height) {
   const last = Math.max(steps[steps.length - 1], data.failed ?? 0);
   const span = last - first + 1;
   const most = (limitShown(data) ? Math.max(highest(data), data.limit) : highest(data)) * (1 + MARGIN);
-  const ticks = byteTicks(most);
-  const { axis, around } = chartLayout(theme, width, height);
+  const traces = [...data.curves.map((curve, i) => lineOf(curve, i, theme)), ...legendOf(data, theme)];
+  const size = { width, height: width < NARROW_CHART ? height + ENTRY * traces.length : height };
+  const x = { title: "step", range: [first - span * MARGIN, last + span * MARGIN] };
+  const layout = chartLayout(theme, size, x, [0, most]);
   /** @type {object[]} */
-  const shapes = data.bands.flatMap((band) => bandOf(band, theme, span));
+  const shapes = data.full.flatMap((each) => bandOf(each, data.categories, theme, span));
   const annotations = [];
   const font = { size: 12, color: ink.ink };
   if (limitShown(data)) {
-    const line = { color: ink.ink, width: 1.5, dash: "dash" };
-    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.limit, y1: data.limit, line });
-    const text = plotlyText(data.limit_text);
-    annotations.push({ xref: "paper", x: 0, y: data.limit, xanchor: "left", yanchor: "top", showarrow: false, text, font });
+    shapes.push(lineAcross(data.limit, theme));
+    annotations.push(textAcross(data.limit, data.limit_text, theme));
   }
   if (data.failed !== null) {
     const line = { color: ink.warn, width: 1.5 };
@@ -106,19 +124,12 @@ export function watchedFigure(data, theme, width, height) {
     annotations.push({ yref: "paper", x: data.failed, y: 1, xanchor: "right", yanchor: "bottom", showarrow: false, text, font });
   }
   return {
-    data: data.curves.map((curve, i) => lineOf(curve, i, theme)),
+    data: traces,
     layout: {
-      ...around,
-      margin: { l: 72, r: 16, t: 24, b: 48 },
+      ...layout,
       hovermode: "x unified",
       dragmode: "zoom",
-      xaxis: {
-        ...axis,
-        range: [first - span * MARGIN, last + span * MARGIN],
-        showspikes: false,
-        title: { text: "step", font: { size: 12 }, standoff: 8 },
-      },
-      yaxis: { ...axis, range: [0, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
+      xaxis: { ...layout.xaxis, fixedrange: false },
       shapes,
       annotations,
     },

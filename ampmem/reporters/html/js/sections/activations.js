@@ -35,7 +35,7 @@ function legend({ whole, words }) {
       "li",
       {},
       make("span", { class: `swatch precision-${key}`, "aria-hidden": "true" }),
-      `${words[key]}: ${formatBytes(whole[key])}, ${formatShare(whole[key], sizeOf(whole))}`,
+      make("span", {}, `${words[key]}: ${formatBytes(whole[key])}, ${formatShare(whole[key], sizeOf(whole))}`),
     ),
   );
   return make("ul", { class: "legend" }, ...rows);

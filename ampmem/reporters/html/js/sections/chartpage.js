@@ -1,14 +1,28 @@
 /** A page of texts and one chart, which is drawn anew for each theme, width and print. */
-import { byId } from "../common/dom.js";
+import { byId, fill, make } from "../common/dom.js";
 import { MAX_SENTENCE, cleaned } from "../common/format.js";
 import { given } from "../common/given.js";
 import { shownTheme, startTheme } from "../common/theme.js";
 import { loadPlotly } from "../figures/plotly.js";
+import { drawJumps, startHelp } from "./jumps.js";
 import { drawBeforeLoaded, startPrinting } from "./paper.js";
+import { offerToSave, showAskedPicture } from "./saving.js";
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "../figures/figures.js" */
 
-/** @typedef {{config: Record<string, boolean|string>}} ChartView what every such page is drawn from has */
+/** @typedef {{ampmem: string, title: string, config: Record<string, boolean|string>}} ChartView what every such page is drawn from has */
+
+/**
+ * A list, in a section that is hidden where there is nothing to list.
+ * @param {string} section
+ * @param {string} id
+ * @param {Array<string|Node>} items
+ */
+export function listed(section, id, items) {
+  byId(section).hidden = items.length === 0;
+  fill(byId(id), ...items.map((item) => make("li", {}, item)));
+}
+
 /**
  * @template {ChartView} View
  * @typedef {object} ChartParts
@@ -25,10 +39,14 @@ import { drawBeforeLoaded, startPrinting } from "./paper.js";
  */
 async function startChart({ show, section, isEmpty, figure, height }) {
   const data = /** @type {View} */ (cleaned(JSON.parse(given(byId("page-data").textContent)), MAX_SENTENCE));
+  byId("title").textContent = data.title;
+  byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
   show(data);
   const chart = byId("chart");
   const empty = isEmpty(data);
   byId(section).hidden = empty;
+  drawJumps();
+  startHelp();
   const plotly = await loadPlotly();
   const draw = (theme = shownTheme(), width = chart.clientWidth) => {
     if (empty) return null;
@@ -39,6 +57,8 @@ async function startChart({ show, section, isEmpty, figure, height }) {
   startTheme(() => draw());
   window.addEventListener("resize", () => draw());
   startPrinting(({ theme, width } = {}) => draw(theme, width));
+  offerToSave(plotly);
+  await showAskedPicture(plotly);
   document.documentElement.dataset.drawn = "";
 }
 
@@ -48,11 +68,5 @@ async function startChart({ show, section, isEmpty, figure, height }) {
  * @param {ChartParts<View>} parts
  */
 export function drawChartPage(parts) {
-  return drawBeforeLoaded(() =>
-    startChart(parts).catch((error) => {
-      byId("trouble").hidden = false;
-      byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
-      throw error;
-    }),
-  );
+  return drawBeforeLoaded(() => startChart(parts));
 }

@@ -1,34 +1,25 @@
 /** The ways to the sections of the page, and which of them is in view. */
 import { byId, fill, make } from "../common/dom.js";
 
-/** @type {Array<[id: string, text: string]>} */
-const JUMPS = [
-  ["verdict", "Verdict"],
-  ["ranks", "Ranks"],
-  ["one-rank", "One rank"],
-  ["changes", "What changed"],
-  ["out-of-memory", "Out of memory"],
-  ["activations", "Activations"],
-  ["timeline", "Timeline"],
-  ["peak", "Peak"],
-  ["comparison", "Side by side"],
-  ["steps", "Steps"],
-  ["static", "Rule of thumb"],
-  ["casts", "Casts"],
-  ["modules", "Modules"],
-  ["stacks", "Stacks"],
-  ["addresses", "Address map"],
-  ["allocations", "Allocations"],
-];
 const BELOW_BAR = 120;
 
-/** The sections that are shown; those of a job of many ranks are on its page alone. */
+/**
+ * The sections that are shown and have a way to them.
+ * @returns {HTMLElement[]}
+ */
 function shownSections() {
-  return JUMPS.filter(([id]) => document.getElementById(id)?.hidden === false);
+  return [...document.querySelectorAll("[data-jump]:not([hidden])")].filter((each) => each instanceof HTMLElement);
 }
 
 export function drawJumps() {
-  fill(byId("jumps"), ...shownSections().map(([id, text]) => make("a", { href: `#${id}` }, text)));
+  fill(byId("jumps"), ...shownSections().map(({ id, dataset }) => make("a", { href: `#${id}` }, dataset.jump)));
+}
+
+/** Puts the button for the help to work. */
+export function startHelp() {
+  const help = byId("help", HTMLDialogElement);
+  byId("help-open").addEventListener("click", () => help.showModal());
+  return help;
 }
 
 /**
@@ -36,7 +27,7 @@ export function drawJumps() {
  * @param {string} id
  */
 export function hasSection(id) {
-  return shownSections().some(([each]) => each === id);
+  return shownSections().some((each) => each.id === id);
 }
 
 /**
@@ -60,7 +51,7 @@ export function jumpTo(id, behavior = "auto") {
  */
 export function sectionInView(before) {
   if (scrollY === 0) return "";
-  const tops = shownSections().map(([id]) => ({ id, top: byId(id).getBoundingClientRect().top }));
+  const tops = shownSections().map((each) => ({ id: each.id, top: each.getBoundingClientRect().top }));
   const atEnd = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
   const kept = tops.find(({ id, top }) => id === before && top < innerHeight - BELOW_BAR);
   if (atEnd && kept && kept.top >= 0) return before;

@@ -1,9 +1,9 @@
 /** What a run died of that ran out of memory. */
-import { byId, make } from "../common/dom.js";
+import { byId, make, tableOf } from "../common/dom.js";
 import { formatBytes } from "../common/format.js";
 import { compositionOf } from "../data/run.js";
 import { compositionBars } from "../figures/bars.js";
-import { showSection } from "./section.js";
+import { explanations, showSection } from "./section.js";
 import { temporariesOf } from "./tables.js";
 /** @import { RemedyView, ShortageWords } from "../common/page.js" */
 /** @import { Run } from "../data/run.js" */
@@ -11,7 +11,7 @@ import { temporariesOf } from "./tables.js";
 
 /** @param {ShortageWords} view */
 function facts(view) {
-  const rows = view.facts.flatMap(({ label, text }) => [make("dt", {}, label), make("dd", {}, text)]);
+  const rows = view.facts.flatMap(([label, text]) => [make("dt", {}, label), make("dd", {}, text)]);
   return make("dl", { class: "details-facts" }, ...rows);
 }
 
@@ -53,14 +53,7 @@ function changes(remedies, jump) {
         {},
         make("p", {}, remedy.change),
         remedy.why ? make("p", { class: "quiet" }, remedy.why) : null,
-        remedy.evidence.length
-          ? make(
-              "details",
-              {},
-              make("summary", {}, `Evidence (${remedy.evidence.length})`),
-              make("ul", {}, ...remedy.evidence.map((line) => make("li", {}, line))),
-            )
-          : null,
+        ...explanations(remedy),
         button,
       ),
     );
@@ -80,25 +73,21 @@ function changes(remedies, jump) {
  */
 function largestThen({ largest }, categoryOf) {
   if (!largest.length) return null;
-  const head = ["Bytes each", "Tensors", "Type and shape", "Category", "Name"];
-  return make(
-    "div",
-    { class: "scroll" },
-    make("h3", {}, "The largest tensors at that instant"),
-    make(
-      "table",
-      {},
-      make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col" }, text)))),
-      make(
-        "tbody",
-        {},
-        ...largest.map(({ bytes, count, kind, category, name }) => {
-          const cells = [formatBytes(bytes), count, kind || "-", categoryOf(category)?.label ?? category, name || "-"];
-          return make("tr", {}, ...cells.map((text) => make("td", {}, text)));
-        }),
-      ),
-    ),
-  );
+  const rows = largest.map(({ bytes, count, kind, category, name }) => [
+    name || "-",
+    formatBytes(bytes),
+    count,
+    kind || "-",
+    categoryOf(category)?.label ?? category,
+  ]);
+  const columns = [
+    { head: "Name" },
+    { head: "Bytes each", number: true },
+    { head: "Tensors", number: true },
+    { head: "Type and shape" },
+    { head: "Category" },
+  ];
+  return tableOf({ caption: "The largest tensors at that instant", columns, rows, stacked: true });
 }
 
 /** @param {ShortageWords} view */

@@ -1,8 +1,20 @@
 /** Printing: paper is light and narrow, shows what is folded, and waits until the page is drawn. */
+import { byId } from "../common/dom.js";
 /** @import { Theme } from "../common/theme.js" */
 
 /** The width of the charts on paper. */
 const PRINT_WIDTH = 640;
+
+/**
+ * Says on the page what went wrong.
+ * @param {unknown} error
+ * @returns {never}
+ */
+export function trouble(error) {
+  byId("trouble").hidden = false;
+  byId("trouble").textContent = `This page could not be drawn: ${error instanceof Error ? error.message : error}`;
+  throw error;
+}
 
 /**
  * Draws the page, and lets the browser take it for loaded only then.
@@ -17,7 +29,7 @@ export async function drawBeforeLoaded(draw) {
   document.body.append(frame);
   frame.contentDocument?.open();
   try {
-    await draw();
+    await draw().catch(trouble);
   } finally {
     frame.contentDocument?.close();
     frame.remove();

@@ -1,6 +1,7 @@
 /** The head of a run: title, facts, headlines, notes and findings. */
 import { byId, fill, make } from "../common/dom.js";
 import { formatBytes, formatCount } from "../common/format.js";
+import { explanations } from "./section.js";
 /** @import { Conservation, FindingView, Headline } from "../common/page.js" */
 /** @import { Run } from "../data/run.js" */
 
@@ -88,14 +89,7 @@ function finding(item, jump) {
     make(
       "div",
       { class: "finding-foot" },
-      item.evidence.length
-        ? make(
-            "details",
-            {},
-            make("summary", {}, `Evidence (${item.evidence.length})`),
-            make("ul", {}, ...item.evidence.map((line) => make("li", {}, line))),
-          )
-        : null,
+      ...explanations(item),
       button,
     ),
   );
@@ -110,7 +104,7 @@ export function showFindings({ said: { findings } }, jump) {
   fill(byId("findings"), ...findings.map((item) => finding(item, jump)));
   const helps = findings.some((item) => item.severity !== "info");
   byId("helps-title").textContent = helps ? "What would help" : "Worth knowing";
-  byId("findings").hidden = findings.length === 0;
+  byId("helps").hidden = byId("findings").hidden = findings.length === 0;
 }
 
 /**

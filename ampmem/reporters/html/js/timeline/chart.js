@@ -2,7 +2,7 @@
 import { byId } from "../common/dom.js";
 import { lastAtMost } from "../data/live.js";
 import { ascending, drawnInstants, withChanges } from "../data/reduce.js";
-import { MARGIN, timelineFigure } from "./figure.js";
+import { MARGIN, NARROW_WIDTH, timelineFigure } from "./figure.js";
 import { instantsOf, placeOf } from "./view.js";
 /** @import { CategoryView } from "../common/page.js" */
 /** @import { Run } from "../data/run.js" */
@@ -26,7 +26,7 @@ import { instantsOf, placeOf } from "./view.js";
  */
 
 const CHART_HEIGHT = 400;
-const NARROW = { width: 560, height: 300 };
+const NARROW_HEIGHT = 300;
 
 export class TimelineChart {
   #plotly;
@@ -78,7 +78,7 @@ export class TimelineChart {
     this.every = every;
     this.width = width;
     this.#view = view;
-    this.#height = width < NARROW.width ? NARROW.height : CHART_HEIGHT;
+    this.#height = width < NARROW_WIDTH ? NARROW_HEIGHT : CHART_HEIGHT;
     this.#x = ascending(Float64Array.from(this.indices, (index) => placeOf(live, index, byTime)));
     const place = (/** @type {number} */ position) => placeOf(live, live.indexOf(position), byTime);
     // What came after the recorded steps is in no chart.

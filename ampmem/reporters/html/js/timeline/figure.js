@@ -9,6 +9,9 @@ import { byteTicks, timeTicks } from "../figures/ticks.js";
 export const MARGIN = { left: 66, right: 10, top: 10, bottom: 42 };
 const MAX_STEP_LINES = 60;
 const HEADROOM = 1.13;
+/** Where the peak's label has two lines. */
+const NARROW_HEADROOM = 1.28;
+const BORDER_PAD = 3;
 
 /**
  * Sums of the visible series at each drawn instant.
@@ -171,16 +174,38 @@ function marksOf(marks) {
   return { shapes: marks.flatMap((each) => each.shapes), annotations: marks.flatMap((each) => each.annotations) };
 }
 
+/** How wide a character of the peak's label is at most in the mean, in pixels. */
+const CHARACTER = 7.3;
+const BESIDE = 66;
+export const NARROW_WIDTH = 560;
+
+/**
+ * The label of the peak, in two lines where there is little room, and how far beside the peak its middle is, in pixels:
+ * all of it is in the picture.
+ * @param {PeakMark} peak
+ * @param {View} view
+ * @param {number} width
+ */
+function peakLabel(peak, view, width) {
+  const text = plotlyText(peak.label);
+  const lines = width < NARROW_WIDTH ? text.split(", ") : [text];
+  const inner = width - MARGIN.left - MARGIN.right;
+  const at = (inner * (peak.x - view.low)) / (view.high - view.low);
+  const half = (CHARACTER * Math.max(...lines.map((line) => line.length))) / 2 + BORDER_PAD;
+  const middle = Math.max(half, Math.min(inner - half, at > inner / 2 ? at - BESIDE : at + BESIDE));
+  return { text: lines.join(",<br>"), ax: middle - at };
+}
+
 /**
  * @param {PeakMark|null} peak
  * @param {View} view
+ * @param {number} width
  * @param {Theme} theme
  */
-function peakMarks(peak, view, theme) {
+function peakMarks(peak, view, width, theme) {
   if (!peak || peak.x < view.low || peak.x > view.high) return { traces: [], annotations: [] };
   const ink = INKS[theme];
   const marker = { symbol: "diamond", size: 9, color: ink.outline, line: { width: 1, color: ink.back } };
-  const leftSide = peak.x > (view.low + view.high) / 2;
   return {
     traces: [
       {
@@ -198,16 +223,16 @@ function peakMarks(peak, view, theme) {
       {
         x: peak.x,
         y: peak.bytes,
-        text: plotlyText(peak.label),
-        ax: leftSide ? -66 : 66,
+        ...peakLabel(peak, view, width),
         ay: -14,
+        yanchor: "bottom",
         arrowcolor: ink.outline,
         arrowwidth: 1,
         arrowhead: 0,
         standoff: 5,
         bgcolor: ink.note,
         bordercolor: ink.quiet,
-        borderpad: 3,
+        borderpad: BORDER_PAD,
         font: { size: 12, weight: 700, color: ink.ink },
       },
     ],
@@ -227,12 +252,13 @@ export function timelineFigure(drawing, categories, theme) {
   const most = Math.max(stacked, topOfFailure(drawing.failure));
   const nticks = Math.max(3, Math.round(width / 130));
   const times = timeTicks(view, nticks);
-  const ticks = byteTicks(most * HEADROOM, height < 300 ? 4 : 6);
+  const top = most * (width < NARROW_WIDTH ? NARROW_HEADROOM : HEADROOM);
+  const ticks = byteTicks(top, height < 300 ? 4 : 6);
   const ink = INKS[theme];
   const areas = categories.flatMap((category, i) =>
     shown[i] && present[i] ? [areaOf(category, x, series[i], theme)] : [],
   );
-  const marks = peakMarks(drawing.peak, view, theme);
+  const marks = peakMarks(drawing.peak, view, width, theme);
   const failure = failureMarks(drawing.failure, view, theme);
   const axis = {
     showgrid: true,
@@ -242,7 +268,7 @@ export function timelineFigure(drawing, categories, theme) {
     linecolor: ink.grid,
   };
   return {
-    top: most * HEADROOM,
+    top,
     data: [...areas, outlineOf(x, totals, theme), ...marks.traces],
     layout: {
       width,
@@ -268,7 +294,7 @@ export function timelineFigure(drawing, categories, theme) {
         nticks,
         ...(byTime ? { tickvals: times.values, ticktext: times.labels } : {}),
       },
-      yaxis: { ...axis, range: [0, most * HEADROOM], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
+      yaxis: { ...axis, range: [0, top], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
       shapes: [...stepLines(drawing.steps, theme), ...failure.shapes],
       annotations: [...marks.annotations, ...failure.annotations],
     },
