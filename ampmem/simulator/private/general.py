@@ -354,7 +354,7 @@ def subclasses_by(make: Callable[[type, FakeTensor, bool], torch.Tensor]) -> Und
 
     Classes of parameters call ``Tensor._make_subclass``, such as those of bitsandbytes for 4-bit and 8-bit weights.
     """
-    original = torch.Tensor._make_subclass  # type: ignore[attr-defined]  # since 0.4
+    original = torch.Tensor._make_subclass  # since 0.4
 
     def make_subclass(kind: type, data: torch.Tensor, require_grad: bool = False, **how: Any) -> Any:
         if isinstance(data, FakeTensor) and kind is not torch.nn.Parameter:
