@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
-from ampmem.analysis.fit import Point, Points, Vary, next_to_fit, precision_fits
+from ampmem.analysis.fit import Point, Points, Vary, bracket, next_to_fit, precision_fits
 from ampmem.analysis.jsonable import Json, JsonDocument, OneOf, Positive, like, named, schema_of_printed
 from ampmem.version import __version__
 from ampmem.vocabulary import Precision
@@ -47,6 +47,10 @@ class Cell(NamedTuple):
         return ("--method", self.method, "--precision", self.precision)
 
 
+_NEAR = 16
+"""The search ends when the smallest batch that does not fit is larger by less than this part of the largest that fits."""
+
+
 def next_runs(points: Mapping[Cell, Points], batch: int, total: int) -> list[tuple[Cell, int]]:
     """The cells and batches to run next: ``batch`` first, then the search for the largest that fits in ``total`` bytes.
 
@@ -54,16 +58,22 @@ def next_runs(points: Mapping[Cell, Points], batch: int, total: int) -> list[tup
     """
     due = []
     for cell, mine in points.items():
-        if not cell.roomy:
-            asked = mine.get(batch)
-            low = 1 if batch in mine and (asked is None or not asked.surely) else batch
-            value = next_to_fit(mine, Vary(name="--batch", low=low, high=None), total)
-        else:
-            there = points[cell._replace(roomy=False)]
-            value = batch if batch in there and there[batch] is None and not mine else None
+        there = points[cell._replace(roomy=False)]
+        value = next_batch(mine, batch, total)
+        if cell.roomy:
+            value = batch if not mine and batch in there and there[batch] is None else None
         if value is not None:
             due.append((cell, value))
     return due
+
+
+def next_batch(points: Points, batch: int, total: int) -> int | None:
+    """The next batch to run in the search that begins with ``batch``; ``None`` at its end."""
+    fits, too_large = bracket(points)
+    if fits and too_large and too_large - fits <= fits // _NEAR:
+        return None
+    low = batch if batch not in points or (fits or 0) >= batch else 1
+    return next_to_fit(points, Vary(name="--batch", low=low, high=None), total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

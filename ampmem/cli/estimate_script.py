@@ -43,7 +43,9 @@ def script_text(training: Training, config: Mapping[str, Any]) -> str:
         MODEL=training.model,
         DATA="images" if images else "tokens",
         HEAD=head,
-        CONFIG=pformat(dict(config), width=100, sort_dicts=False),
+        CONFIG="".join(
+            ["{\n", *(f"    {json.dumps(name)}: {_written(value)},\n" for name, value in config.items()), "}"]
+        ),
         METHODS=json.dumps(training.methods),
         METHOD=training.methods[-1],
         QUANTIZED="".join(quantized),
@@ -54,6 +56,12 @@ def script_text(training: Training, config: Mapping[str, Any]) -> str:
         SEQ=training.seq,
         WORLD=training.world_size,
     )
+
+
+def _written(value: object) -> str:
+    """``value`` as Python's source, with double quotes if it has none itself."""
+    text = pformat(value, width=100, sort_dicts=False)
+    return text if '"' in text else text.replace("'", '"')
 
 
 def configuration(model: str) -> dict[str, Any]:

@@ -44,7 +44,9 @@ def headline(found: Estimate) -> str:
     """
     best = [_best([cell for cell in found.cells if cell.method is each]) for each in found.training.methods]
     cells = sorted((cell for cell in best if cell), key=lambda cell: -(cell.largest_fitting or 0))
-    fitting = [f"{_what(cell)} up to a batch of {_largest(cell)}" for cell in cells if cell.largest_fitting]
+    fitting = [
+        f"{_what(cell)} up to a batch of {format_count(cell.largest_fitting)}" for cell in cells if cell.largest_fitting
+    ]
     others = [
         f"{_what(cell)} needs at least {format_bytes(_needed(cell))} at a batch of {format_count(cell.asked.value)}"
         for cell in cells
@@ -112,12 +114,13 @@ def _table(found: Estimate, layout: Layout) -> str:
 
 
 def _largest(cell: Estimated) -> str:
-    """``3``, ``3 (4 may fit)``, or ``does not fit``."""
-    may = "" if cell.largest_that_may_fit is None else f"{format_count(cell.largest_that_may_fit)} may fit"
-    if cell.largest_fitting is None:
-        return may or DOES_NOT_FIT
-    more = " or more" if cell.smallest_not_fitting is None else ""
-    return f"{format_count(cell.largest_fitting)}{more}{f' ({may})' if may else ''}"
+    """``3``, ``96 to 101`` where batches between were not run, or ``does not fit``."""
+    fits, too_large = cell.largest_fitting, cell.smallest_not_fitting
+    if fits is None:
+        return DOES_NOT_FIT if cell.largest_that_may_fit is None else f"{cell.largest_that_may_fit} may fit"
+    if too_large is None:
+        return f"{format_count(fits)} or more"
+    return format_count(fits) if too_large == fits + 1 else f"{format_count(fits)} to {format_count(too_large - 1)}"
 
 
 def _next(found: Estimate, written: Path | None) -> str:
