@@ -48,7 +48,7 @@ class Cell(NamedTuple):
 
 
 _NEAR = 16
-"""The search ends when the smallest batch that does not fit is larger by less than this part of the largest that fits."""
+"""The search ends when the smallest batch that does not fit is larger by at most this part of the largest that fits."""
 
 
 def next_runs(points: Mapping[Cell, Points], batch: int, total: int) -> list[tuple[Cell, int]]:
