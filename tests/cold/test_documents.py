@@ -494,6 +494,7 @@ WITHOUT_MEANING: Mapping[tuple[str, str], str] = {
     ("watch", "two ranks"): "watch runs in each process that a launcher starts, and starts none",
     **{("top", way): "it shows what watch has left, a file of one form in every way" for way in WAYS},
     **{("extension", way): "it compiles a file for every later recording" for way in WAYS if way != "cpu"},
+    **{("estimate", way): "it writes its script, for simulated GPUs" for way in WAYS if way != "simulated"},
     **{("docs", way): "it prints text and runs no script" for way in WAYS if way != "cpu"},
     **{("completion", way): "it prints text for a shell and runs no script" for way in WAYS if way != "cpu"},
 }
@@ -508,7 +509,7 @@ LEFT_OUT = OF_THE_DOCUMENTS | set(WITHOUT_MEANING)
 
 
 def test_each_subcommand_is_tried_in_each_way_that_has_a_meaning() -> None:
-    assert {"profile", *RUNS, *READS, "top", "docs", "extension", "completion"} == set(SUBCOMMANDS)
+    assert {"profile", *RUNS, *READS, "estimate", "top", "docs", "extension", "completion"} == set(SUBCOMMANDS)
     assert all(name in SUBCOMMANDS and way in WAYS for name, way in LEFT_OUT)
     assert {way_of(command) for _, command in RECORDED.values()} == set(WAYS)
     assert {way_of(line) for line in BARE if line.startswith("ampmem profile")} == set(WAYS)
@@ -572,6 +573,12 @@ def test_recordings(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(cold: Cold, tmp_path: Path, shell: str) -> None:
     assert "_AMPMEM_COMPLETE" in run(cold, tmp_path, f"ampmem completion {shell}")
+
+
+def test_estimate(cold: Cold, tmp_path: Path) -> None:
+    done = cold.run(tmp_path, "ampmem estimate gpt2 --write train.py")
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (1, "", [])
+    assert "pip install 'transformers>=5'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_docs(cold: Cold, tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "activations casts estimate largest modules",
         "static_model",
         "fit layers out_of_memory",
+        "fine_tuning",
         "analyse",
         "findings",
         "summary",
