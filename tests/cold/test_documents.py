@@ -40,6 +40,9 @@ _BF16 = "minutes on a CPU that has no instructions for bfloat16; the same with t
 _TIMES = "most of it is runs to time the steps; README.md's compares train.py with them"
 _SEARCH = "most of it is runs of every change that README.md's advise runs too; here of one kind"
 _OF_CHECKOUT = "made by .ci/run, which installs the wheel"
+_WITH_PEFT = NotAsItStands(
+    why="it needs transformers, peft and bitsandbytes, and minutes; tests/integration/test_estimate_command.py has small ones"
+)
 EXCEPTIONS: Mapping[str, NotAsItStands] = {
     "python3 -m venv .venv": NotAsItStands(why=_OF_CHECKOUT),
     ".venv/bin/pip install -c constraints.txt .": NotAsItStands(why=_OF_CHECKOUT),
@@ -82,6 +85,11 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
     "ampmem advise --html advise.html train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --html advise.html --allow checkpoint train.py"
     ),
+    "ampmem estimate llama-3.1-8b --gpu 24GiB --lora 16 --quantize nf4 --checkpointing --write train.py": _WITH_PEFT,
+    "ampmem estimate llama-3.1-8b --gpu 24GiB --lora 16": _WITH_PEFT,
+    "ampmem profile --gpu 24GiB train.py --method nf4 --precision bf16 --batch 3": _WITH_PEFT,
+    "ampmem fit --gpu 24GiB --precision as-is train.py --vary --seq=512:4096": _WITH_PEFT,
+    "ampmem compare --gpu 80GiB --precision fp32,amp train.py --method lora --precision fp32": _WITH_PEFT,
     "ampmem extension": NotAsItStands(why="it needs a C++ compiler; test_extension runs it where there is one"),
     "ampmem show --ranks --json": NotAsItStands(
         why="a reader has a job's recordings", instead="ampmem show --ranks --json train.rank*"
