@@ -41,7 +41,7 @@ _TIMES = "most of it is runs to time the steps; README.md's compares train.py wi
 _SEARCH = "most of it is runs of every change that README.md's advise runs too; here of one kind"
 _OF_CHECKOUT = "made by .ci/run, which installs the wheel"
 _WITH_PEFT = NotAsItStands(
-    why="it needs transformers, peft and bitsandbytes, and minutes; tests/integration/test_estimate_command.py has small ones"
+    why="it needs transformers, peft and bitsandbytes, and minutes; test_estimate_command.py has small models"
 )
 EXCEPTIONS: Mapping[str, NotAsItStands] = {
     "python3 -m venv .venv": NotAsItStands(why=_OF_CHECKOUT),
