@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ from click.shell_completion import CompletionItem
 from ampmem.allocator.gpus import DEFAULT_GPU, GpuSpec, gpu_to_simulate
 from ampmem.analysis.fine_tuning import Cell, Method, Training, estimate_schema, next_runs
 from ampmem.analysis.fine_tuning import estimate as estimate_of
-from ampmem.analysis.fit import Vary
+from ampmem.analysis.fit import Points, Vary
 from ampmem.cli.estimate_script import SHAPES, configuration, require, script_text, tokens
 from ampmem.cli.fit import RunPlan, VariedArguments, run_points
 from ampmem.cli.options import ScriptOptions, gpu_option, layout_option, schema_option
@@ -142,35 +143,36 @@ def estimate(
         checkpointing=checkpointing,
         world_size=world_size,
     )
+    script = for_several_runs(
+        ScriptOptions(
+            script_or_module="train.py",
+            as_module=False,
+            arguments=(),
+            named="train.py" if write is None else str(write),
+            device=Device.SIMULATED,
+            gpu=device,
+            world_size=world_size,
+            steps=STEPS,
+            stacks=False,
+            seed=0,
+        )
+    )
+    cells = _cells(methods, precisions, script)
     text = script_text(training, config)
     if write is not None:
         with open_output(write, force=force) as file:
             file.write(text)
         say_written(write)
+
+    def due(points: Mapping[Cell, Points]) -> list[tuple[Cell, int]]:
+        return next_runs(points, batch, device.total_memory)
+
     with TemporaryDirectory(prefix="ampmem-estimate-") as folder:
         path = Path(folder) / "train.py"
         path.write_text(text, encoding="utf-8")
-        script = for_several_runs(
-            ScriptOptions(
-                script_or_module=str(path),
-                as_module=False,
-                arguments=(),
-                named="train.py" if write is None else str(write),
-                device=Device.SIMULATED,
-                gpu=device,
-                world_size=world_size,
-                steps=STEPS,
-                stacks=False,
-                seed=0,
-            )
-        )
-        scripts = {cell: _script_of(cell, script, device) for cell in _cells(methods, precisions, script)}
+        scripts = {cell: _script_of(cell, replace(script, script_or_module=str(path)), device) for cell in cells}
         plan = RunPlan(scripts=scripts, varied=_VARIED, jobs=jobs or default_jobs())
-        points, notes, interrupted = run_points(
-            plan,
-            lambda points: next_runs(points, batch, device.total_memory),
-            lambda points: _left(next_runs(points, batch, device.total_memory)),
-        )
+        points, notes, interrupted = run_points(plan, due, lambda points: _left(due(points)))
     if interrupted:
         notes = (warning("interrupted before the search ended"), *notes)
     found = estimate_of(points, training, gpu=device.name, total=device.total_memory, notes=notes)
