@@ -81,10 +81,10 @@ def configuration(model: str) -> dict[str, Any]:
         raise UsageError(f"{path} is not JSON: {error}") from error
     except OSError as error:
         near = get_close_matches(model.lower().rpartition("/")[2], SHAPES, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
+        meant = f"did you mean {near[0]!r}?" if near else f"known without it: {', '.join(SHAPES)}"
         raise UsageError(
-            f"{model}: there is no such folder or config.json, and the Hugging Face hub does not give one ({error}); "
-            f"{meant}Known without it: {', '.join(SHAPES)}"
+            f"{model}: there is no such folder or config.json, and the Hugging Face hub does not give one "
+            f"({getattr(error, 'reason', error)}); {meant}"
         ) from error
     found = found.get("text_config", found) if isinstance(found, dict) else {}
     if "model_type" not in found:
