@@ -30,6 +30,10 @@ for _ in range(12):
     optimizer.step()
     optimizer.zero_grad()
 """
+CONFIG = """
+{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
+ "vocab_size": 32000, "max_position_embeddings": 64}
+"""
 RECORDINGS = (
     "profile --gpu h100 --steps 2 -o run.ampmem train.py",
     "profile --gpu h100 --steps 2 -o large.ampmem train.py --batch-size 4096",
@@ -43,6 +47,7 @@ DOCUMENTS = {
     "diff": "diff --json run.ampmem large.ampmem",
     "check": "check --json --baseline run.ampmem --budget peak=1KiB large.ampmem",
     "fit": "fit --gpu h100 --points 2 --jobs 1 --precision fp32 --json train.py --vary --batch-size=4:8",
+    "estimate": "estimate --gpu h100@600MiB --precision bf16 --batch 100 --jobs 1 --json config.json",
     "advise": "advise --gpu h100 --jobs 1 --json train.py",
 }
 
@@ -54,6 +59,7 @@ def main(version: str) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name).resolve()
         (folder / "train.py").write_text(SCRIPT)
+        (folder / "config.json").write_text(CONFIG)
         places = (f"{folder}/", *(f"{path}/" for path in sys.path if path.endswith("site-packages")))
         for command in RECORDINGS:
             _ampmem(folder, command)

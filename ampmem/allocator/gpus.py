@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -150,9 +150,14 @@ DEFAULT_GPU = "a100-80"
 def find_gpu(text: str) -> GpuSpec:
     """The GPU called ``text`` (``h100``, ``RTX 4090``, ``3090``), or one with ``text`` of memory (``24GiB``, ``80GB``).
 
+    ``h100@1TiB`` is that GPU with another amount of memory.
+
     A plain number is a card (``3090``) or bytes (``25769803776``). Raises :class:`UsageError` for an unknown GPU,
     and names those with a similar name.
     """
+    name, at, memory = text.partition("@")
+    if at:
+        return replace(find_gpu(name), name=text.strip(), total_memory=find_gpu(memory).total_memory)
     wanted = text.strip().lower()
     short = _short(wanted)
     # A name is a key of GPUS, CUDA's name, or a short form such as 4090 or a6000.

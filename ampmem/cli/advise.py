@@ -60,14 +60,15 @@ from ampmem.cli.options import (
     shared_options_but,
 )
 from ampmem.cli.processes.children import (
-    JOBS,
     KILLED,
     STEPS,
     ChildEnd,
     Children,
     CountedRuns,
     ProgressLine,
+    default_jobs,
     for_several_runs,
+    jobs_option,
     misplaced,
     profile_arguments,
     run_at_once,
@@ -121,13 +122,7 @@ _ALLOWED = {change.allow: change.about for change in CHANGES}
 )
 @precision_option("The precision of every run.")
 @seed_of_runs
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="How many runs to make at the same time; on a real device always one.  "
-    f"[default: one per CPU, at most {JOBS}]",
-)
+@jobs_option("; on a real device always one")
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -220,7 +215,7 @@ def advise(
             proofs=search.proofs,
         )
 
-    at_once = 1 if gpu is None else jobs or min(os.cpu_count() or 1, JOBS)
+    at_once = 1 if gpu is None else jobs or default_jobs()
     with TemporaryDirectory(prefix="ampmem-advise-") as folder:
         search = _Search(script, at_once, kept, Path(folder), loop_of(target.code))
         try:

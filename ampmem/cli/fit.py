@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import click
 
@@ -25,13 +24,14 @@ from ampmem.cli.options import (
     shared_options_but,
 )
 from ampmem.cli.processes.children import (
-    JOBS,
     STEPS,
     ChildEnd,
     Children,
     CountedRuns,
     chosen_precisions,
+    default_jobs,
     for_several_runs,
+    jobs_option,
     misplaced,
     profile_arguments,
     run_at_once,
@@ -119,10 +119,13 @@ def _parse(spec: str, position: int) -> Vary:
     return Vary(name=found["name"], separator=separator, low=low, high=high)
 
 
-Run: TypeAlias = tuple[Precision, int]
-"""A run: a precision and a value."""
+_Key = TypeVar("_Key", bound=Hashable)
+"""What is searched for each: a precision, in words by ``str``."""
 
-Found: TypeAlias = Mapping[Precision, Mapping[int, Memory | None]]
+Run: TypeAlias = tuple[_Key, int]
+"""A run: a key and a value."""
+
+Found: TypeAlias = Mapping[_Key, Mapping[int, Memory | None]]
 """The results of the runs so far."""
 
 
@@ -131,23 +134,23 @@ class RunFailed(AmpmemError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """The script and its arguments, without the precision and the value of a run; ``jobs`` runs are made at once."""
+class RunPlan(Generic[_Key]):
+    """The script of each search, whose arguments are followed by the varied ones; ``jobs`` runs are made at once."""
 
-    script: ScriptOptions
+    scripts: Mapping[_Key, ScriptOptions]
     varied: VariedArguments
     jobs: int
 
-    def arguments(self, run: Run, path: Path) -> list[str]:
-        """The arguments of ``ampmem profile`` that make ``run`` and record it at ``path``."""
-        precision, value = run
-        script = replace(self.script, arguments=self.varied.at(value))
-        return profile_arguments(replace(script, precision=precision), "--quiet", "-o", str(path))
+    def script(self, run: Run[_Key]) -> ScriptOptions:
+        """The script of ``run``, with all its arguments."""
+        key, value = run
+        script = self.scripts[key]
+        return replace(script, arguments=(*script.arguments, *self.varied.at(value)))
 
-    def name(self, run: Run) -> str:
+    def name(self, run: Run[_Key]) -> str:
         """The run in words: ``amp --batch-size=8``."""
-        precision, value = run
-        return f"{precision} {self.varied.vary.shown(value)}"
+        key, value = run
+        return f"{key} {self.varied.vary.shown(value)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,25 +167,25 @@ _SIZES = re.compile(r"[0-9.,]+ (?:[KMGT]i)?B\b")
 
 
 def run_points(
-    plan: RunPlan, precisions: Sequence[Precision], wanted: Callable[[Found], list[Run]], left: Callable[[Found], str]
-) -> tuple[dict[Precision, dict[int, Memory | None]], tuple[str, ...], bool]:
+    plan: RunPlan[_Key], wanted: Callable[[Found[_Key]], list[Run[_Key]]], left: Callable[[Found[_Key]], str]
+) -> tuple[dict[_Key, dict[int, Memory | None]], tuple[str, ...], bool]:
     """Make the runs that ``wanted`` names, given the results so far, until it names none.
 
-    Returns the points of each precision, all notes (of several that differ in sizes the first one), and whether Ctrl-C
+    Returns the points of each search, all notes (of several that differ in sizes the first one), and whether Ctrl-C
     ended the search early; finished runs are kept then. ``left`` gives words for the work left. Raises
     :class:`RunFailed` if a script fails for another reason than memory. No process is left behind.
     """
-    points: dict[Precision, dict[int, Memory | None]] = {precision: {} for precision in precisions}
+    points: dict[_Key, dict[int, Memory | None]] = {key: {} for key in plan.scripts}
     notes: dict[str, str] = {}
     with (
         TemporaryDirectory(prefix="ampmem-fit-") as folder,
-        _Counted(plan.script, left) as progress,
+        _Counted(plan, left) as progress,
         warmed(Device.SIMULATED) as forking,
     ):
 
-        def note_outcome(run: Run, outcome: _Point) -> None:
+        def note_outcome(run: Run[_Key], outcome: _Point) -> None:
             points[run[0]][run[1]] = outcome.memory
-            progress.ended(plan.name(run), outcome, points)
+            progress.ended(run, outcome, points)
             for note in outcome.notes:
                 notes.setdefault(_SIZES.sub("", note), note)
 
@@ -194,19 +197,20 @@ def run_points(
         return points, tuple(notes.values()), False
 
 
-class _Counted(CountedRuns):
+class _Counted(CountedRuns, Generic[_Key]):
     """Counts the runs as they end; their total is not known before."""
 
-    def __init__(self, script: ScriptOptions, left: Callable[[Found], str]) -> None:
+    def __init__(self, plan: RunPlan[_Key], left: Callable[[Found[_Key]], str]) -> None:
         super().__init__()
-        self._script = script
+        self._plan = plan
         self._left = left
 
-    def ended(self, name: str, outcome: _Point, found: Found) -> None:
+    def ended(self, run: Run[_Key], outcome: _Point, found: Found[_Key]) -> None:
         """One line for a run that ended. Raises :class:`RunFailed` if it failed."""
         self._count += 1
+        name = self._plan.name(run)
         if outcome.failure is not None:
-            why = f"{outcome.failure}{misplaced(self._script, outcome.ended)}"
+            why = f"{outcome.failure}{misplaced(self._plan.script(run), outcome.ended)}"
             self.stay(f"run {self._count}: {name}: failed: {why}", tail=outcome.ended.tail)
             raise RunFailed(
                 f"{name} failed, and not because memory ran out, so ampmem cannot say what fits: fix this error first"
@@ -223,20 +227,25 @@ def _fits_text(memory: Memory | None) -> str:
 
 
 def _make(
-    plan: RunPlan, folder: Path, progress: _Counted, forking: Warmed | None, run: Run, children: Children
+    plan: RunPlan[_Key],
+    folder: Path,
+    progress: _Counted[_Key],
+    forking: Warmed | None,
+    run: Run[_Key],
+    children: Children,
 ) -> _Point:
     """Make one run, in a thread."""
-    name = plan.name(run)
+    name, script = plan.name(run), plan.script(run)
     path = folder / f"{'.'.join(map(str, run))}{SUFFIX}"
     progress.doing(f"{name}: starting")
     ended = run_child(
-        plan.arguments(run, path),
+        profile_arguments(script, "--quiet", "-o", str(path)),
         lambda step: progress.doing(f"{name}: step {step.done} of {step.wanted}"),
         children.started,
         warmed=forking,
     )
     try:
-        return _outcome(path, ended, plan.script.steps)
+        return _outcome(path, ended, script.steps)
     finally:
         path.unlink(missing_ok=True)
 
@@ -287,12 +296,7 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
     show_default=True,
     help="The number of values on the curve; with 0 only the runs of the search are made.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help=f"How many runs to make at the same time.  [default: one per CPU, at most {JOBS}]",
-)
+@jobs_option()
 @click.option("--html", type=click.Path(path_type=Path), help="Also write an HTML page with the curves here.")
 @layout_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, schema ampmem.fit/1.")
@@ -344,8 +348,9 @@ def fit(
         check_output(html, force=options.force)
     say_protected(script)
     say_context(gpu, gpu.total_memory)
-    runs = RunPlan(script=script, varied=varied, jobs=jobs or min(os.cpu_count() or 1, JOBS))
-    found, interrupted = _search(runs, chosen, gpu, curve=points)
+    scripts = {precision: replace(script, precision=precision, arguments=()) for precision in chosen}
+    runs = RunPlan(scripts=scripts, varied=varied, jobs=jobs or default_jobs())
+    found, interrupted = _search(runs, script, gpu, curve=points)
     if found.runs:
         click.echo(found.to_json() if as_json else layout.shown(render_fit_result(found, layout)))
     if interrupted:
@@ -357,22 +362,22 @@ def fit(
         say_written(html)
 
 
-def _search(runs: RunPlan, precisions: Sequence[Precision], gpu: GpuSpec, *, curve: int) -> tuple[FitResult, bool]:
+def _search(runs: RunPlan[Precision], script: ScriptOptions, gpu: GpuSpec, *, curve: int) -> tuple[FitResult, bool]:
     """The result of the search, and whether Ctrl-C ended it early, which is also a warning."""
     varied = runs.varied
     following = partial(wanted, vary=varied.vary, total=gpu.total_memory, curve=curve)
     rest = partial(remaining, vary=varied.vary, total=gpu.total_memory, curve=curve)
-    points, notes, interrupted = run_points(runs, precisions, following, lambda points: what_follows(rest(points)))
+    points, notes, interrupted = run_points(runs, following, lambda points: what_follows(rest(points)))
     if interrupted:
         notes = (warning(f"interrupted before the search ended{what_follows(rest(points))}"), *notes)
         points = {precision: found for precision, found in points.items() if found}
     result = fit_result(
         points,
-        script=replace(runs.script, arguments=(*varied.before, *varied.after)).title,
+        script=replace(script, arguments=(*varied.before, *varied.after)).title,
         vary=varied.vary,
         gpu=gpu.name,
         total=gpu.total_memory,
-        steps=runs.script.steps,
+        steps=script.steps,
         notes=notes,
     )
     return result, interrupted

@@ -37,6 +37,7 @@ SUBCOMMANDS = {
     "top": "Show live what a watched run does.",
     "compare": "Record a script in each precision, and compare them side by side.",
     "fit": "Find the largest batch size that fits on a GPU; no GPU is needed.",
+    "estimate": "Predict what training a model takes, without a script.",
     "advise": "Find changes that make a script fit, each tested by a run.",
     "check": "Fail if a run takes more memory than its budgets or its baseline.",
     "show": "Print recordings as tables, or as JSON.",
@@ -56,7 +57,7 @@ One whose name is a keyword of Python has a trailing underscore there: ``import_
 
 _GROUPS = {
     "Measure": ("profile", "watch", "top", "compare"),
-    "Predict": ("fit", "model"),
+    "Predict": ("fit", "estimate", "model"),
     "Change": ("advise",),
     "Continuous integration": ("check", "diff"),
     "Files": ("show", "report", "import", "export"),

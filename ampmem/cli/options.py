@@ -264,6 +264,13 @@ class ScriptCommand(click.Command):
         return [] if ctx.params.get("script_or_module") else super().shell_complete(ctx, incomplete)
 
 
+gpu_option = click.option(
+    "--gpu",
+    metavar="NAME|BYTES",
+    shell_complete=_complete_gpu,
+    help=f"The GPU to simulate: {', '.join(GPUS)}, or its memory, such as 24GiB.  [default: {DEFAULT_GPU}]",
+)
+
 _SHARED: tuple[Decorator, ...] = (
     click.option("-m", "as_module", is_flag=True, help="Run a module, as python -m does."),
     click.option(
@@ -279,12 +286,7 @@ _SHARED: tuple[Decorator, ...] = (
         help="Which device's memory to record: auto is the GPU if torch sees one, otherwise the CPU; sim simulates "
         "the GPU given by --gpu (if torch sees no GPU, --gpu alone is enough).",
     ),
-    click.option(
-        "--gpu",
-        metavar="NAME|BYTES",
-        shell_complete=_complete_gpu,
-        help=f"The GPU to simulate: {', '.join(GPUS)}, or its memory, such as 24GiB.  [default: {DEFAULT_GPU}]",
-    ),
+    gpu_option,
     click.option(
         "--assume",
         multiple=True,

@@ -40,6 +40,9 @@ _BF16 = "minutes on a CPU that has no instructions for bfloat16; the same with t
 _TIMES = "most of it is runs to time the steps; README.md's compares train.py with them"
 _SEARCH = "most of it is runs of every change that README.md's advise runs too; here of one kind"
 _OF_CHECKOUT = "made by .ci/run, which installs the wheel"
+_WITH_PEFT = NotAsItStands(
+    why="it needs transformers, peft and bitsandbytes, and minutes; test_estimate_command.py has small models"
+)
 EXCEPTIONS: Mapping[str, NotAsItStands] = {
     "python3 -m venv .venv": NotAsItStands(why=_OF_CHECKOUT),
     ".venv/bin/pip install -c constraints.txt .": NotAsItStands(why=_OF_CHECKOUT),
@@ -82,6 +85,11 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
     "ampmem advise --html advise.html train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --html advise.html --allow checkpoint train.py"
     ),
+    "ampmem estimate llama-3.1-8b --gpu 24GiB --lora 16 --quantize nf4 --checkpointing --write train.py": _WITH_PEFT,
+    "ampmem estimate llama-3.1-8b --gpu 24GiB --lora 16": _WITH_PEFT,
+    "ampmem profile --gpu 24GiB train.py --method nf4 --precision bf16 --batch 3": _WITH_PEFT,
+    "ampmem fit --gpu 24GiB --precision as-is train.py --vary --seq=512:4096": _WITH_PEFT,
+    "ampmem compare --gpu 80GiB --precision fp32,amp train.py --method lora --precision fp32": _WITH_PEFT,
     "ampmem extension": NotAsItStands(why="it needs a C++ compiler; test_extension runs it where there is one"),
     "ampmem show --ranks --json": NotAsItStands(
         why="a reader has a job's recordings", instead="ampmem show --ranks --json train.rank*"
@@ -494,6 +502,7 @@ WITHOUT_MEANING: Mapping[tuple[str, str], str] = {
     ("watch", "two ranks"): "watch runs in each process that a launcher starts, and starts none",
     **{("top", way): "it shows what watch has left, a file of one form in every way" for way in WAYS},
     **{("extension", way): "it compiles a file for every later recording" for way in WAYS if way != "cpu"},
+    **{("estimate", way): "it writes its script, for simulated GPUs" for way in WAYS if way != "simulated"},
     **{("docs", way): "it prints text and runs no script" for way in WAYS if way != "cpu"},
     **{("completion", way): "it prints text for a shell and runs no script" for way in WAYS if way != "cpu"},
 }
@@ -508,7 +517,7 @@ LEFT_OUT = OF_THE_DOCUMENTS | set(WITHOUT_MEANING)
 
 
 def test_each_subcommand_is_tried_in_each_way_that_has_a_meaning() -> None:
-    assert {"profile", *RUNS, *READS, "top", "docs", "extension", "completion"} == set(SUBCOMMANDS)
+    assert {"profile", *RUNS, *READS, "estimate", "top", "docs", "extension", "completion"} == set(SUBCOMMANDS)
     assert all(name in SUBCOMMANDS and way in WAYS for name, way in LEFT_OUT)
     assert {way_of(command) for _, command in RECORDED.values()} == set(WAYS)
     assert {way_of(line) for line in BARE if line.startswith("ampmem profile")} == set(WAYS)
@@ -572,6 +581,12 @@ def test_recordings(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(cold: Cold, tmp_path: Path, shell: str) -> None:
     assert "_AMPMEM_COMPLETE" in run(cold, tmp_path, f"ampmem completion {shell}")
+
+
+def test_estimate(cold: Cold, tmp_path: Path) -> None:
+    done = cold.run(tmp_path, "ampmem estimate gpt2 --write train.py")
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (1, "", [])
+    assert "pip install 'transformers>=5'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_docs(cold: Cold, tmp_path: Path) -> None:

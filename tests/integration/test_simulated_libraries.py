@@ -51,6 +51,26 @@ def test_a_class_of_parameters_keeps_its_methods_and_attributes(simulation: Simu
     assert (weight.data.float() * weight.scale).shape == (4, 8)
 
 
+class MadeInC(Packed):
+    """Makes itself as the weights of bitsandbytes do, by a function that C++ refuses for a fake tensor."""
+
+    def __new__(cls, data: Tensor) -> MadeInC:
+        made: MadeInC = torch.Tensor._make_subclass(cls, data, False)
+        return made
+
+
+@pytest.mark.parametrize("rows", [4, 1 << 20], ids=["real on the CPU", "without values there, too"])
+def test_a_class_of_parameters_of_any_size(simulation: Simulation, rows: int) -> None:
+    layer = nn.Linear(8, 1, bias=False)
+    layer.weight = MadeInC(torch.zeros(rows, 8))
+    assert (type(layer.weight).__name__, layer.weight.is_cuda, layer.weight.requires_grad) == ("MadeInC", False, False)
+    layer.cuda()
+    assert isinstance(layer.weight, MadeInC) and (layer.weight.is_cuda, layer.weight.dtype) == (True, torch.int8)
+    assert torch.cuda.memory_stats()["requested_bytes.all.current"] == rows * 8 + 4
+    simulation.end()
+    assert torch.Tensor._make_subclass is torch._C.TensorBase._make_subclass
+
+
 def test_what_kernels_of_a_library_allocate_is_not_modelled(simulation: Simulation) -> None:
     with torch.library._scoped_library("ampmem_test", "DEF") as library:
         library.define("twice(Tensor x) -> Tensor")

@@ -90,6 +90,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "blocks",
         "fit layers levers",
         "out_of_memory",
+        "fine_tuning",
         "analyse",
         "findings",
         "summary",

@@ -9,6 +9,7 @@ import pytest
 from ampmem.analysis.advise import AdviceDocument
 from ampmem.analysis.budgets.check import CheckResult
 from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.fine_tuning import Estimate
 from ampmem.analysis.fit import FitResult
 from ampmem.analysis.jsonable import Json, NotOfThisKind, from_json, parsed, plain
 from ampmem.analysis.ranks.ranks import Ranks
@@ -23,6 +24,7 @@ KINDS: dict[str, type] = {
     "ampmem.advise/1": AdviceDocument,
     "ampmem.check/1": CheckResult,
     "ampmem.diff/1": Difference,
+    "ampmem.estimate/1": Estimate,
     "ampmem.fit/1": FitResult,
     "ampmem.ranks/1": Ranks,
     "ampmem.summary/1": Summary,

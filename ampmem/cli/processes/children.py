@@ -21,7 +21,7 @@ from typing import IO, Any, Self, TypeVar
 import click
 
 from ampmem.allocator.gpus import GpuSpec
-from ampmem.cli.options import ScriptOptions, check_dtype, settled
+from ampmem.cli.options import Decorator, ScriptOptions, check_dtype, settled
 from ampmem.cli.processes.messages import Inbox, StepEnded
 from ampmem.cli.processes.protection import way_here
 from ampmem.cli.processes.starting import Running, Warmed, fresh
@@ -39,6 +39,22 @@ STEPS = 2
 
 JOBS = 8
 """The default limit of simultaneous runs, each of which takes some hundred MiB."""
+
+
+def jobs_option(remark: str = "") -> Decorator:
+    """``--jobs`` for a command that makes several runs; ``None`` without it. ``remark`` ends its first sentence."""
+    return click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help=f"How many runs to make at the same time{remark}.  [default: one per CPU, at most {JOBS}]",
+    )
+
+
+def default_jobs() -> int:
+    """The number of simultaneous runs if none is given."""
+    return min(os.cpu_count() or 1, JOBS)
+
 
 _Run = TypeVar("_Run")
 _Made = TypeVar("_Made")

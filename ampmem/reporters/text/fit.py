@@ -44,14 +44,13 @@ def headline(fit: FitResult) -> str:
 
     The values are the largest that were run and surely fit.
     """
-    device = fit.gpu.name if size_beside(fit.gpu.name) else format_bytes(fit.gpu.total).replace(".0 ", " ")
     different = [precision for precision in fit.precisions if fit.same_as(precision) is None]
     different.sort(key=lambda precision: -(precision.largest_fitting or 0))
     fitting = [
         (precision, precision.largest_fitting) for precision in different if precision.largest_fitting is not None
     ]
     if not fitting:
-        return f"No value that was run surely fits on {device}."
+        return f"No value that was run surely fits on {device_in_words(fit.gpu.name, fit.gpu.total)}."
     if fit.without_effect:
         values = f"from {format_count(fit.values[0])} to {format_count(fit.values[-1])}"
         same = f"the peak is the same at each value that was run, {values}"
@@ -66,7 +65,12 @@ def headline(fit: FitResult) -> str:
         for precision in different
         if precision.largest_fitting is None
     ]
-    return f"On {device} {', '.join(said)}."
+    return f"On {device_in_words(fit.gpu.name, fit.gpu.total)} {', '.join(said)}."
+
+
+def device_in_words(gpu: str, total: int) -> str:
+    """The name of a GPU, or of one that is named by its memory, of ``total`` bytes, the size: ``24 GiB``."""
+    return gpu if size_beside(gpu) else format_bytes(total).replace(".0 ", " ")
 
 
 def facts(fit: FitResult) -> list[tuple[str, str]]:

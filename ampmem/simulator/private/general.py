@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
-from ampmem.patching import Undo, added, patch, replace_all, replaced, undone_together
+from ampmem.patching import Undo, added, patch, put_in, replace_all, replaced, undone_together
 
 FAKE_TENSOR_MODULES = (torch._subclasses, fake_tensor)
 """Modules from which libraries import the class of fake tensors."""
@@ -347,6 +347,21 @@ def swap_on_conversion(cannot: Callable[[], Exception]) -> Iterator[Undo]:
     yield replace_all((torch.utils,), {"weakref": SimpleNamespace(getweakrefs=lambda tensor: [])})
     yield patch(torch.utils, "swap_tensors", wrap)
     yield patch(torch.jit._script.RecursiveScriptModule, "__init__", note_scripted)
+
+
+def subclasses_by(make: Callable[[type, FakeTensor, bool], torch.Tensor]) -> Undo:
+    """Let ``make`` give a tensor of a library's class the data of a fake tensor, which C++ refuses; returns the undo.
+
+    Classes of parameters call ``Tensor._make_subclass``, such as those of bitsandbytes for 4-bit and 8-bit weights.
+    """
+    original = torch.Tensor._make_subclass  # since 0.4
+
+    def make_subclass(kind: type, data: torch.Tensor, require_grad: bool = False, **how: Any) -> Any:
+        if isinstance(data, FakeTensor) and kind is not torch.nn.Parameter:
+            return make(kind, data, require_grad)
+        return original(kind, data, require_grad, **how)
+
+    return put_in(torch.Tensor, "_make_subclass", staticmethod(make_subclass))
 
 
 def _is_in(tensor: torch.Tensor, modules: Sequence[weakref.ref[nn.Module]]) -> bool:

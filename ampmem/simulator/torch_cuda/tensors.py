@@ -45,6 +45,7 @@ def install(mode: SimulatedMode) -> Iterator[Undo]:
     }
     yield replace_all((FakeTensor,), methods)
     yield put_in(FakeTensor, "__copy__", _copy)
+    yield general.subclasses_by(_of_class)
     yield general.read_in_lists(functools.partial(_read, mode))
     for owner, own in _replacements(mode):
         made = {name: in_place_of(getattr(owner, name), function) for name, function in own.items()}
@@ -180,6 +181,13 @@ def _keep_class(tensor: torch.Tensor, kind: type, attributes: dict[str, Any]) ->
     if issubclass(kind, torch.nn.Parameter):
         tensor.__class__ = kind if issubclass(kind, FakeTensor) else _fake_kind(kind)
         vars(tensor).update({name: value for name, value in attributes.items() if name not in vars(tensor)})
+
+
+def _of_class(kind: type, data: FakeTensor, requires_grad: bool) -> torch.Tensor:
+    """A parameter of a library's class ``kind`` that has ``data``."""
+    made = torch.nn.Parameter(data.detach(), requires_grad)
+    _keep_class(made, kind, {})
+    return made
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import jsonschema
 import pytest
 
+from ampmem.analysis.fine_tuning import estimate_schema
 from ampmem.analysis.fit import fit_schema
 from ampmem.analysis.jsonable import (
     NOT_IN_JSON,
@@ -147,7 +148,9 @@ def test_a_type_that_json_does_not_have_is_refused() -> None:
         schema_of(Odd, title="t", description="d")
 
 
-@pytest.mark.parametrize("schema", [summary_schema(), fit_schema()], ids=["summary", "fit"])
+@pytest.mark.parametrize(
+    "schema", [summary_schema(), fit_schema(), estimate_schema()], ids=["summary", "fit", "estimate"]
+)
 def test_the_schemas_are_schemas(schema: Any) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"

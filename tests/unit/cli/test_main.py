@@ -22,7 +22,7 @@ def ampmem(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["profile", "check", "compare", "fit", "advise"])
+@pytest.mark.parametrize("name", ["profile", "check", "compare", "fit", "advise", "estimate"])
 def test_every_command_calls_it_precision_and_nothing_else(name: str) -> None:
     command = group.get_command(click.Context(group), name)
     assert command is not None
