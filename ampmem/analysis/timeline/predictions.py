@@ -32,7 +32,8 @@ def kept_predictions(lifetimes: Lifetimes, facts: JoinedFacts, recording: Record
     """What each variable keeps of earlier batches, in evaluations or in inference.
 
     The recorder looks at the script's variables before each forward there. Of a tensor that is replaced each time, as
-    by ``torch.cat``, only equal growth counts: targets may be larger, too, if batches are ordered by their length.
+    by ``torch.cat``, only equal growth counts: targets may be larger, too, if batches are ordered by their length. What a
+    module replaces in its own forward is a cache that later forwards read, such as keys and values of attention.
     """
     phases, texts = recording.phases, recording.texts
     evaluated = Phase.FORWARD if recording.run.step_on in OF_INFERENCE else Phase.EVALUATION
@@ -54,7 +55,8 @@ def kept_predictions(lifetimes: Lifetimes, facts: JoinedFacts, recording: Record
         held.setdefault((_ITEM.sub("[*]", texts[name]).removesuffix("[*]"), texts[place]), [set() for _ in looks])[
             index
         ].add(allocation)
-    found = ((key, _kept(lifetimes, sets)) for key, sets in held.items())
+    in_module = lifetimes.module != 0
+    found = ((key, _kept(lifetimes, in_module, sets)) for key, sets in held.items())
     return tuple(
         KeptPredictions(name=name, place=place, grown=grown, allocations=_all_of(lifetimes, results, kept))
         for (name, place), (kept, grown) in found
@@ -62,13 +64,14 @@ def kept_predictions(lifetimes: Lifetimes, facts: JoinedFacts, recording: Record
     )
 
 
-def _kept(lifetimes: Lifetimes, sets: Sequence[Set[int]]) -> tuple[list[int], int]:
+def _kept(lifetimes: Lifetimes, in_module: Mask, sets: Sequence[Set[int]]) -> tuple[list[int], int]:
     """The allocations in ``sets``, one for each look at a variable, if they grow, and the bytes of the last growth."""
     sizes = [0, *(int(lifetimes.bytes[list(each)].sum()) for each in sets)]
     grown = 0
     for before, now, size, earlier, earliest in zip(sets, sets[1:], sizes[2:], sizes[1:], sizes, strict=False):
         keeps = before and before < now
-        if keeps or (before and not before & now and size - earlier == earlier - earliest > 0):
+        replaced = before and not before & now and not in_module[list(now)].any()
+        if keeps or (replaced and size - earlier == earlier - earliest > 0):
             grown = size - earlier
     return (sorted(set().union(*sets)), grown) if grown else ([], 0)
 
