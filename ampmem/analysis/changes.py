@@ -226,11 +226,12 @@ _NOT_REENTRANT = "gradient_checkpointing_kwargs={{'use_reentrant': False}}"
 _LOSS_OF_TRANSFORMERS = """\
 def one_chunk(logits, target):
     return F.cross_entropy(logits.float(), target, reduction='sum')
-def loss_function(logits, labels, vocab_size, **_):
+def loss_function(logits, labels, vocab_size, num_items_in_batch=None, **_):
     target = F.pad(labels, (0, 1), value=-100)[..., 1:].flatten().to(logits.device)
     parts = zip(logits.view(-1, vocab_size).chunk({value}), target.chunk({value}))
     losses = [torch.utils.checkpoint.checkpoint(one_chunk, *part, use_reentrant=False) for part in parts]
-    return torch.stack(losses).sum() / (target != -100).sum()
+    count = (target != -100).sum() if num_items_in_batch is None else num_items_in_batch
+    return torch.stack(losses).sum() / count
 model.loss_function = loss_function  # for a causal language model that gets labels"""
 _IN_LOOPS = {
     ("checkpoint", Loop.OF_TRANSFORMERS): f"model.gradient_checkpointing_enable({_NOT_REENTRANT})",
@@ -246,6 +247,7 @@ _IN_LOOPS = {
     ),
     ("offload", Loop.LIGHTNING): "with torch.autograd.graph.save_on_cpu(): trainer.fit(...)",
     ("bfloat16", Loop.LIGHTNING): "Trainer(..., precision='bf16-mixed')",
+    ("low_weights", Loop.LIGHTNING): "Trainer(..., precision='bf16-true')",
     ("batch_size", Loop.LIGHTNING): (
         "DataLoader(..., batch_size={value}), Trainer(..., accumulate_grad_batches={times})"
     ),

@@ -32,8 +32,8 @@ def kept_predictions(lifetimes: Lifetimes, facts: JoinedFacts, recording: Record
     """What each variable keeps of earlier batches, in evaluations or in inference.
 
     The recorder looks at the script's variables before each forward there. Of a tensor that is replaced each time, as
-    by ``torch.cat``, only equal growth counts: targets may be larger, too, if batches are ordered by their length. What a
-    module replaces in its own forward is a cache that later forwards read, such as keys and values of attention.
+    by ``torch.cat``, only equal growth counts: targets may be larger, too, if batches are ordered by their length.
+    What a module replaces in its own forward is a cache that later forwards read, such as keys and values.
     """
     phases, texts = recording.phases, recording.texts
     evaluated = Phase.FORWARD if recording.run.step_on in OF_INFERENCE else Phase.EVALUATION

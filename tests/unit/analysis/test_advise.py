@@ -769,6 +769,7 @@ ALL = Forced(checkpoint=SCRIPT.blocks.names if SCRIPT.blocks else ())
         (Loop.TRAINER, replace(HALF, batch_size=3), "TrainingArguments(..., per_device_train_batch_size=3, "),
         (Loop.LIGHTNING, ALL, "for block in model.h[:12]: "),
         (Loop.LIGHTNING, BFLOAT16, "Trainer(..., precision='bf16-mixed')"),
+        (Loop.LIGHTNING, replace(NOTHING_FORCED, low_weights=True), "Trainer(..., precision='bf16-true')"),
     ],
 )
 def test_a_change_is_written_in_the_words_of_the_scripts_training_loop(loop: Loop, forced: Forced, first: str) -> None:
@@ -787,4 +788,8 @@ def test_the_loss_of_transformers_is_the_same_in_chunks() -> None:
     logits, labels = torch.randn(3, 17, 11, requires_grad=True), torch.randint(0, 11, (3, 17))
     labels[:, :4] = -100
     alike = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-    assert space["model"].loss_function(logits, labels, vocab_size=11).item() == pytest.approx(alike.item(), rel=1e-6)
+    loss, count = space["model"].loss_function, int((labels[:, 1:] != -100).sum())
+    assert loss(logits, labels, vocab_size=11).item() == pytest.approx(alike.item(), rel=1e-6)
+    # With accumulated gradients the Trainer gives the number of labels of all micro-batches.
+    of_all = loss(logits, labels, vocab_size=11, num_items_in_batch=2 * count).item()
+    assert of_all == pytest.approx(alike.item() / 2, rel=1e-6)
