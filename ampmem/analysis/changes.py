@@ -7,7 +7,7 @@ are in ``ampmem.recorder.steering.changes``. A new change is a field there, an e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 from typing import Any
 
@@ -74,7 +74,7 @@ class Script:
     """The device of the runs."""
     device_name: str = ""
     loop: Loop = Loop.OWN
-    profiled: str = ""
+    profiled: str = field(default="", compare=False)
     """What follows ``ampmem profile`` and a change's options on a command line that runs the script."""
     replicated: bool = False
     """Whether the script trains on several ranks, each with all parameters."""

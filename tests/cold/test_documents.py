@@ -46,7 +46,6 @@ _WITH_PEFT = NotAsItStands(
 EXCEPTIONS: Mapping[str, NotAsItStands] = {
     "python3 -m venv .venv": NotAsItStands(why=_OF_CHECKOUT),
     ".venv/bin/pip install -c constraints.txt .": NotAsItStands(why=_OF_CHECKOUT),
-    "pip install ./ampmem -r requirements.txt": NotAsItStands(why=_OF_CHECKOUT),
     "ampmem compare -m ampmem.workloads.gpt": NotAsItStands(
         why=_BF16, instead="ampmem compare --no-times -m ampmem.workloads.gpt --preset tiny"
     ),

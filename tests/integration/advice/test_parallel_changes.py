@@ -133,7 +133,7 @@ def test_gradients_that_are_views_of_the_buckets_save_what_is_computed() -> None
     (said,) = (each for each in findings(plain) if each.code == "reduce-buckets")
     assert int(plain.timeline.total.max()) - int(views.timeline.total.max()) == said.off_peak
     assert said.bytes == 3 * 4 * (100 * 400 + 400 + 400 * 100 + 100)
-    assert said.proof.endswith("--allow bucket-view train.py")
+    assert said.proof.endswith("--allow bucket-view --world-size 4 --rank 0 train.py")
     assert not [each for each in findings(views) if each.code == "reduce-buckets"]
 
 
@@ -146,7 +146,7 @@ def test_gradients_that_no_backward_reduces_are_whole() -> None:
         assert said.bytes == 3 * 4 * (100 * 400 + 400 + 400 * 100 + 100)
         less = int(before.timeline.total.max()) - int(after.timeline.total.max())
         assert less >= (said.off_peak or 0) >= said.bytes // 2 * used
-        assert said.proof.endswith("--allow gradient-sync train.py") == used
+        assert said.proof.endswith("--allow gradient-sync --world-size 4 --rank 0 train.py") == used
         assert not [each for each in findings(after) if each.code == "unreduced-gradients"]
 
 
