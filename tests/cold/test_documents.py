@@ -46,6 +46,7 @@ _WITH_PEFT = NotAsItStands(
 EXCEPTIONS: Mapping[str, NotAsItStands] = {
     "python3 -m venv .venv": NotAsItStands(why=_OF_CHECKOUT),
     ".venv/bin/pip install -c constraints.txt .": NotAsItStands(why=_OF_CHECKOUT),
+    "pip install memory/ampmem-*.whl": NotAsItStands(why=_OF_CHECKOUT),
     "ampmem compare -m ampmem.workloads.gpt": NotAsItStands(
         why=_BF16, instead="ampmem compare --no-times -m ampmem.workloads.gpt --preset tiny"
     ),
