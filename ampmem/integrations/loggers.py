@@ -240,6 +240,9 @@ def _log_artifact(writer: Any, file: Path) -> None:
         if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     if len(needed) == 1 and needed[0].name in ("local_path", "path", "file", "filename", "artifact_path"):
+        # MLflow reads all of a run then, and fails at a metric that the Trainer's thread has half written.
+        if _has(writer, "flush_async_logging"):
+            writer.flush_async_logging()
         writer.log_artifact(str(file))
 
 

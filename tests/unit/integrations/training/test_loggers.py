@@ -112,6 +112,21 @@ def test_a_file_goes_where_there_is_a_place_for_it(tmp_path: Path) -> None:
     assert calls == [str(page)]
 
 
+def test_what_a_thread_still_writes_is_written_before_a_file_is_stored(tmp_path: Path) -> None:
+    calls = Calls()
+
+    def log_artifact(local_path: str) -> None:
+        calls.append("stored")
+
+    def flush() -> None:
+        calls.append("written")
+
+    logger_of(SimpleNamespace(log_metrics=calls.note, log_artifact=log_artifact, flush_async_logging=flush)).keep(
+        tmp_path
+    )
+    assert calls == ["written", "stored"]
+
+
 def test_one_logger_may_stand_by_itself() -> None:
     calls = Calls()
     (logger,) = loggers_of(SimpleNamespace(add_scalar=calls.note))
