@@ -13,7 +13,6 @@ import pytest
 import torch
 from support.commands import ampmem
 
-from ampmem import profile
 from ampmem.events import Columns, Fact, OomRecord, Recording
 from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.cuda.device import TorchCuda
@@ -373,13 +372,6 @@ def test_the_workspaces_of_cublas_are_blocks_that_no_tensor_has(
     blocks = {block["address"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]}
     assert found.workspaces() & blocks
     assert not found.workspaces() & {factor.data_ptr(), factor.grad.data_ptr()}  # type: ignore[union-attr]
-    # A recording that begins now has them from before.
-    model = torch.nn.Linear(8, 8).cuda()
-    with profile(step_on="forward") as prof, torch.no_grad():
-        model(factor)
-    blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
-    sizes = [block["requested_size"] for block in blocks if block["address"] in found.workspaces()]
-    assert prof.summary().peak.categories["workspace"] == sum(sizes) > 0
 
 
 @NEEDS_CUDA

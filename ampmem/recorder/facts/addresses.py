@@ -97,13 +97,12 @@ class AliveBlocks(NamedTuple):
     """The live blocks of a source; ``total`` is the bytes of all.
 
     ``seen`` has the addresses of those that hooks or torch have told the source of, ``unseen`` address and bytes of
-    the others. ``workspaces`` are the blocks of cuBLAS, where they are known: no tensor has them.
+    the others.
     """
 
     unseen: dict[int, int]
     total: int
     seen: frozenset[int] = frozenset()
-    workspaces: frozenset[int] = frozenset()
 
 
 class Addresses(Protocol):

@@ -109,8 +109,6 @@ class HolderLog:
         for module in models.modules():
             self._note_module(module, models.known_path_id(module), known)
         self._note_models(untrained or [])
-        for address in () if blocks is None else blocks.workspaces:
-            self._log.fact(Fact.WORKSPACE, address, self._log.texts.id("cuBLAS"))
         if blocks is not None and not _much(blocks, blocks.unseen.keys() - known - inputs):
             return
         with collection_paused():

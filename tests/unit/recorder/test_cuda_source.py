@@ -106,7 +106,7 @@ def test_what_is_alive_at_the_end_is_known_with_its_requested_bytes(gpu: ModelCu
     idle.stop()
     assert idle.blocks() == AliveBlocks({after.address: 3 * MIB - 100}, 3 * MIB - 100)
     idle._extension = SimpleNamespace(workspaces=lambda: {after.address, 64})  # type: ignore[assignment]
-    assert idle.blocks() == AliveBlocks({}, 3 * MIB - 100, workspaces=frozenset({after.address}))
+    assert idle.blocks() == AliveBlocks({}, 3 * MIB - 100, frozenset({after.address}))
 
 
 def test_an_unsplit_block_that_stays_has_its_true_size(gpu: ModelCuda, source: CudaSource) -> None:

@@ -304,13 +304,13 @@ class CudaSource(Source):
         return self._drain_trace(go_on=True)
 
     def blocks(self) -> AliveBlocks:
-        """The live blocks after the last event."""
+        """The live blocks after the last event; ``seen`` are the workspaces of cuBLAS."""
         alive = self._history.alive()
         total = sum(alive.values())
         known = frozenset() if self._extension is None else frozenset(self._extension.workspaces() & alive.keys())
         for address in known:
             del alive[address]
-        return AliveBlocks(alive, total, workspaces=known)
+        return AliveBlocks(alive, total, known)
 
     def stop(self) -> RawEvents:
         """The last events; switches off what :meth:`start` switched on."""
