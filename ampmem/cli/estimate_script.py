@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pprint import pformat
@@ -15,6 +14,7 @@ from urllib.request import Request, urlopen
 
 from ampmem.analysis.fine_tuning import Method, Training
 from ampmem.errors import AmpmemError, UsageError
+from ampmem.names import nearest
 
 SHAPES: Mapping[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("estimate_shapes.toml").read_text(encoding="utf-8")
@@ -80,11 +80,10 @@ def configuration(model: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from error
     except OSError as error:
-        near = get_close_matches(model.lower().rpartition("/")[2], SHAPES, n=1)
-        meant = f"did you mean {near[0]!r}?" if near else f"known without it: {', '.join(SHAPES)}"
+        meant = nearest(model.lower().rpartition("/")[2], SHAPES) or f"; known without it: {', '.join(SHAPES)}"
         raise UsageError(
             f"{model}: there is no such folder or config.json, and the Hugging Face hub does not give one "
-            f"({getattr(error, 'reason', error)}); {meant}"
+            f"({getattr(error, 'reason', error)}){meant}"
         ) from error
     found = found.get("text_config", found) if isinstance(found, dict) else {}
     if "model_type" not in found:

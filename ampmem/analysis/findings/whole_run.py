@@ -309,7 +309,8 @@ def _newcomers(run: TrainingRun, mine: Mask, before: int, now: int) -> Iterator[
     fresh = (live > 0) & (was == 0)
     yield f"largest: {', '.join(run.largest(fresh, 1))}"
     more: Counter[str] = Counter()
-    for module, size in zip(lifetimes.module.tolist(), (live - was).tolist(), strict=True):
+    changed = live != was
+    for module, size in zip(lifetimes.module[changed].tolist(), (live - was)[changed].tolist(), strict=True):
         more[of_all_layers(run.text(module)).strip("*")] += size
     rows = np.isin(facts.fact, (*PLACED, Fact.ATTRIBUTE)) & fresh[facts.allocation]
     held: Counter[str] = Counter()
