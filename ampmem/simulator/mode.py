@@ -74,7 +74,7 @@ class Work:
             source, target = args[1], args[0].device
         else:
             return
-        if source.device.type != target.type:
+        if isinstance(source, torch.Tensor) and source.device.type != target.type:  # ``copy_`` takes numbers, too
             self.moved_bytes += source.nbytes
 
     def add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -108,9 +108,10 @@ class ValueReads:
 
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
         """``copy_``: values are written into a real tensor on the CPU."""
-        target, source, *how = args
+        target, given, *how = args  # a number may be given, too
+        source: Any = given if isinstance(given, torch.Tensor) else torch.tensor(given, device="cpu")
         if not _arrives(target, source):
-            result = self._mode.run(func, args, kwargs)
+            result = self._mode.run(func, (target, source, *how), kwargs)
             if isinstance(target, FakeTensor) and (real := self._mode.known.values_of(source)) is not None:
                 self._mode.known.note(target, real.to(target.dtype).expand(target.shape))
             return result

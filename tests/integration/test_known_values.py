@@ -350,6 +350,12 @@ def test_a_loop_that_generates_ends_at_its_limit() -> None:
     assert made == 5
 
 
+def test_a_number_is_copied_into_a_tensor(gpu: SimulatedDevice) -> None:
+    x = torch.zeros((), dtype=torch.int32, device="cuda")
+    x.copy_(7)
+    assert x.item() == 7
+
+
 def test_what_is_pinned_is_a_copy(gpu: SimulatedDevice) -> None:
     x = torch.tensor([1, 2])
     pinned = x.pin_memory()

@@ -177,6 +177,23 @@ def test_inputs_that_are_not_aligned_are_copied(tmp_path: Path) -> None:
     assert peaks == [8192, 16_384, 8192, 16_384]
 
 
+def test_a_long_scan_has_its_workspace(tmp_path: Path) -> None:
+    """As torch 2.14.1 has it on the emulated runtime."""
+    peaks = []
+    simulation = Simulation(find_gpu("h100"), cache=tmp_path / "cache")
+    try:
+        added = torch.compile(lambda value: value.cumsum(0) + 1, dynamic=False)
+        for dtype in (torch.int64, torch.int32, torch.float32):
+            values = torch.ones(65_536, dtype=dtype, device="cuda")
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            added(values)
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+    finally:
+        simulation.end()
+    assert peaks == [530_432, 530_432, 264_192]
+
+
 def test_dynamo_leaves_recurrent_layers_uncompiled_as_on_a_gpu(tmp_path: Path) -> None:
     simulation = Simulation(find_gpu("h100"), cache=tmp_path / "cache")
     try:

@@ -573,6 +573,7 @@ def _without_triton() -> Iterator[Undo]:
     """Let Inductor write kernels without the package triton, of which their texts need nothing."""
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import codecache
+    from torch._inductor.codegen.triton_split_scan import TritonSplitScanKernel
     from torch._inductor.runtime import triton_compat, triton_helpers, triton_heuristics
 
     inductors = tuple(module for module in _having("has_triton") if module.__name__.startswith("torch._inductor"))
@@ -584,6 +585,8 @@ def _without_triton() -> Iterator[Undo]:
     yield replace_all((triton_heuristics,), {"Config": _Config})
     yield put_in(triton_compat.triton, "Config", _Config)
     yield patch(codecache, "_reload_python_module", functools.partial(_within, _stubs))
+    # It asks Triton for the sizes of types, of which its workspace is made.
+    yield patch(TritonSplitScanKernel, "scan", functools.partial(_within, _stubs))
 
 
 def _properties_of_arguments(divisible_by_16: Sequence[int] = (), *_: Any) -> Any:
@@ -599,9 +602,14 @@ class _Jit:
 
 
 class _Stub(ModuleType):
-    """A module with everything, of which nothing can be used."""
+    """A module with everything, of which only the sizes of types can be used."""
 
     jit = _Jit
+
+    @property
+    def primitive_bitwidth(self) -> int:
+        """Bits of the type with this name, such as ``bfloat16``."""
+        return int("".join(filter(str.isdigit, self.__name__)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

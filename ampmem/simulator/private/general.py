@@ -454,11 +454,44 @@ def read_in_lists(read: Callable[[torch.Tensor], Any]) -> Callable[[], None]:
     because TorchScript and ``with torch.device(...)`` know them by their identity. ``Library`` exists since 1.8,
     ``_destroy`` since 2.1.
     """
+    return _kernel("_local_scalar_dense", read, "CUDA")
+
+
+def _kernel(op: str, function: Callable[..., Any], key: str, **how: bool) -> Callable[[], None]:
+    """Run ``op`` of ATen by ``function`` for the dispatch key ``key``; returns the undo."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CUDA builds have a kernel, and warn that it is replaced
-        library.impl("_local_scalar_dense", read, "CUDA")
-    return added("torch.library", "_local_scalar_dense", library._destroy)
+        warnings.simplefilter("ignore")  # torch warns where there is a kernel that is replaced
+        library.impl(op, function, key, **how)
+    return added("torch.library", op, library._destroy)
+
+
+def pinned_in_lists(pin: Callable[[torch.Tensor], None]) -> Callable[[], None]:
+    """Call ``pin`` with the memory of ``torch.tensor([x], pin_memory=True)``, which is ordinary memory; returns the undo.
+
+    That memory comes from ``empty`` below every mode, where a CPU build has none that is pinned, and a CUDA build asks
+    the driver. ``torch.tensor`` stays as it is, as above. Keys of kernels exist since 2.6.
+    """
+    redispatch = torch.ops.aten.empty.memory_format.redispatch
+    layouts = {None: "", torch.strided: "", torch.sparse_coo: "Sparse"}
+
+    @functools.cache
+    def keys_for(device: torch.device | None, layout: torch.layout | None) -> Any:
+        kind = device.type if device else "cpu"
+        key: Any = torch._C._parse_dispatch_key(
+            layouts.get(layout, "SparseCsr") + ("Meta" if kind == "meta" else kind.upper())
+        )
+        return torch._C.DispatchKeySet(key)
+
+    def empty(_: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        keys = keys_for(kwargs.get("device"), kwargs.get("layout"))
+        pinned = kwargs.pop("pin_memory", None)
+        made: torch.Tensor = redispatch(keys, *args, **kwargs)
+        if pinned and made.device.type == "cpu":
+            pin(made)
+        return made
+
+    return _kernel("empty.memory_format", empty, "BackendSelect", with_keyset=True, allow_override=True)
 
 
 def below_modes() -> Any:

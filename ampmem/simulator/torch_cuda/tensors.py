@@ -47,6 +47,7 @@ def install(mode: SimulatedMode) -> Iterator[Undo]:
     yield put_in(FakeTensor, "__copy__", _copy)
     yield general.subclasses_by(_of_class)
     yield general.read_in_lists(functools.partial(_read, mode))
+    yield general.pinned_in_lists(lambda tensor: mode.pinned.add(tensor.untyped_storage()))
     for owner, own in _replacements(mode):
         made = {name: in_place_of(getattr(owner, name), function) for name, function in own.items()}
         yield replace_all((owner,), made)

@@ -251,10 +251,13 @@ def test_a_cell_without_biases_trains(simulation: Simulation, kind: type[nn.Modu
 
 
 def test_new_tensors_in_pinned_memory(simulation: Simulation) -> None:
-    made_pinned = torch.randn(100, pin_memory=True)
-    assert made_pinned.is_pinned()
-    assert made_pinned.cuda().device.type == "cuda"
+    for made in torch.randn(100, pin_memory=True), torch.tensor([3, 4], pin_memory=True):
+        assert made.is_pinned()
+        assert made.cuda().device.type == "cuda"
+    assert made.tolist() == [3, 4]
     assert not torch.randn(100).is_pinned()
+    assert not torch.tensor([3, 4]).is_pinned()
+    assert torch.empty(2, 2, layout=torch.sparse_csr).layout is torch.sparse_csr
 
 
 def test_kernels_that_are_compiled_at_run_time_are_refused(simulation: Simulation) -> None:
