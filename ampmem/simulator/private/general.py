@@ -467,7 +467,7 @@ def _kernel(op: str, function: Callable[..., Any], key: str, **how: bool) -> Cal
 
 
 def pinned_in_lists(pin: Callable[[torch.Tensor], None]) -> Callable[[], None]:
-    """Call ``pin`` with the memory of ``torch.tensor([x], pin_memory=True)``, which is ordinary memory; returns the undo.
+    """Call ``pin`` with the memory of ``torch.tensor([x], pin_memory=True)``, ordinary memory; returns the undo.
 
     That memory comes from ``empty`` below every mode, where a CPU build has none that is pinned, and a CUDA build asks
     the driver. ``torch.tensor`` stays as it is, as above. Keys of kernels exist since 2.6.
