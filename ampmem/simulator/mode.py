@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.overrides import enable_reentrant_dispatch
 from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import flop_registry
 
@@ -380,6 +381,9 @@ class SimulatedMode(SharedFakeTensorMode):
         """Run ``func`` on fake tensors, and allocate memory for its results."""
         if func not in KERNELS and (result := self._of_known_size(func, args, kwargs)) is not None:
             return result
+        body = general.body_of(func, self.device_model.label)
+        if body is not None and (result := self._run_body(body, func, args, kwargs)) is not NotImplemented:
+            return result
         if in_backward():
             self.guesses.backward_seen = True
             asked, func = func, self.accumulation.choose(func, args)
@@ -423,6 +427,21 @@ class SimulatedMode(SharedFakeTensorMode):
             self.additions.note_result(func, result)
             self._note_values(func, *given, result)
         return result
+
+    def _run_body(self, body: Callable[..., Any], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The results of the script's own op ``func``, whose temporaries get memory, too.
+
+        ``NotImplemented`` where its Python function ``body`` fails: its fake kernel knows the results.
+        """
+        try:
+            with enable_reentrant_dispatch(), torch.no_grad(), self:
+                return body(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            why = str(error).partition("\n")[0] or type(error).__name__
+            self.device_model.assume(f"{func} cannot run here, so only its results are counted: {why[:200]}")
+            return NotImplemented
 
     def _note_values(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         self.known.note_result(func, args, kwargs, result)

@@ -613,6 +613,11 @@ def _unique_dim(
     return tensor.new_empty(shape), inverse, counts
 
 
+def _scaled_product(found: Found, left: Tensor, right: Tensor, *how: Any, out: Tensor, **named: Any) -> Tensor:
+    """``_scaled_mm`` into ``out``, which compiled code calls; only without ``out`` does it have a meta kernel."""
+    return out.resize_((left.shape[0], right.shape[1]))
+
+
 def _pack_padded_sequence(found: Found, tensor: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     """``_pack_padded_sequence`` (``PackedSequence.cpp``): the lengths are real CPU tensors, so sizes are known."""
     padded = tensor.transpose(0, 1) if batch_first else tensor
@@ -653,6 +658,7 @@ KERNELS: dict[Any, OpAnswer] = {
         for overload in getattr(aten, name).overloads()
         if overload != "out"
     },
+    **dict.fromkeys((aten._scaled_mm.out, aten._scaled_mm_v2.out), _scaled_product),
     aten.embedding.default: _with_dense_gradient(4),
     aten._embedding_bag.default: _with_dense_gradient(5),
     aten._thnn_fused_gru_cell.default: _gru_cell,

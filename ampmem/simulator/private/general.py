@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._library.custom_ops import OPDEFS
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
@@ -455,6 +456,16 @@ def read_in_lists(read: Callable[[torch.Tensor], Any]) -> Callable[[], None]:
     ``_destroy`` since 2.1.
     """
     return _kernel("_local_scalar_dense", read, "CUDA")
+
+
+def body_of(func: Any, device_type: str) -> Callable[..., Any] | None:
+    """The Python function of an op that others than torch made by ``torch.library.custom_op``; since 2.4."""
+    defined = OPDEFS.get(func.name())
+    if defined is None or defined._init_fn.__module__.startswith("torch."):
+        return None
+    bodies = defined._backend_fns
+    found: Callable[..., Any] | None = bodies.get(device_type, bodies.get(None))
+    return found
 
 
 def _kernel(op: str, function: Callable[..., Any], key: str, **how: bool) -> Callable[[], None]:

@@ -260,6 +260,54 @@ def test_new_tensors_in_pinned_memory(simulation: Simulation) -> None:
     assert torch.empty(2, 2, layout=torch.sparse_csr).layout is torch.sparse_csr
 
 
+@torch.library.custom_op("ampmem_tests::squared", mutates_args=())
+def squared(x: torch.Tensor) -> torch.Tensor:
+    """Matrix products in float32 or under autocast, and copies of them, which only this body makes."""
+    product = x @ x
+    return (product + product.t().contiguous()).float()
+
+
+squared.register_fake(torch.empty_like)
+
+
+@torch.library.custom_op("ampmem_tests::impossible", mutates_args=())
+def impossible(x: torch.Tensor) -> torch.Tensor:
+    """Needs what is not there."""
+    raise ImportError("no kernels here")
+
+
+impossible.register_fake(torch.empty_like)
+
+
+def test_an_op_of_the_scripts_allocates_what_its_function_does(simulation: Simulation) -> None:
+    x = torch.zeros(1024, 1024, device="cuda", requires_grad=True)
+    squared(x)  # cuBLAS's workspace
+    peaks = []
+    for enabled in (False, True):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+            found = squared(x)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        assert (found.dtype, torch.cuda.memory_allocated() - before) == (torch.float32, 4 << 20)
+        del found
+    assert peaks == [12 << 20, 10 << 20]  # as torch 2.14.1 on the emulated runtime
+    assert impossible(x).shape == x.shape
+    assert simulation.device.assumptions.keys() >= {
+        "ampmem_tests.impossible.default cannot run here, so only its results are counted: no kernels here"
+    }
+
+
+@pytest.mark.parametrize("op", [torch._scaled_mm, torch.ops.aten._scaled_mm.out])
+def test_a_product_of_8_bit_matrices_is_made_where_it_is_asked_for(simulation: Simulation, op: Any) -> None:
+    left, right = (torch.zeros(64, 64, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    scales = torch.ones((), device="cuda"), torch.ones((), device="cuda")
+    how = {"out": torch.empty(64, 64, device="cuda", dtype=torch.bfloat16)} if op is not torch._scaled_mm else {}
+    found = op(left, right.t(), *scales, out_dtype=torch.bfloat16, **how)
+    assert (found.shape, found.dtype) == ((64, 64), torch.bfloat16)
+    assert found is how.get("out", found)
+
+
 def test_kernels_that_are_compiled_at_run_time_are_refused(simulation: Simulation) -> None:
     same = torch.cuda.jiterator._create_jit_fn("template <typename T> T same(T x) { return x; }")
     with pytest.raises(NotSimulated, match="write the function with torch's own ops"):
