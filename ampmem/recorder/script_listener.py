@@ -87,8 +87,6 @@ class ScriptListener:
         self.machine = StepMachine(options.step_on, self.optimizers)
         self.step = OpenStep()
         """The running step."""
-        self.outermost: int | None = None
-        """The ``id`` of the outermost module that is running."""
         self._untrained = False
         """Whether the last forward that was not recorded was in eval mode or had no gradients."""
         self._loaded: int | None = None
@@ -170,7 +168,6 @@ class ScriptListener:
     # Forward.
 
     def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
-        self.outermost = id(module)
         grad, observed = torch.is_grad_enabled(), self.forward.active
         if type(module).__name__ == self._outcome.in_place:  # it is seen after all: dynamo left this forward uncompiled
             self._outcome.in_place = None
@@ -211,7 +208,6 @@ class ScriptListener:
         self.gradients.add_input(tensor)
 
     def forward_ended(self, *, raised: bool) -> None:
-        self.outermost = None
         depth.take_room()
         stepping = bool(self.update.stepping)
         self.act(self.machine.forward_ended(raised=raised, grad=torch.is_grad_enabled(), stepping=stepping))

@@ -10,8 +10,10 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from ampmem.errors import ChangeNotForced, RecordingError, UsageError
@@ -169,6 +171,12 @@ class Session:
                 self.listener, self._hooks.modules.before, self._look, self._inside
             )
             self._undo.callback(self._unskim)
+
+    def follow(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Begin the recording with the forward of the outermost ``module`` if that is due, before its hooks run."""
+        self.listener.skimmed(module, args)
+        if self.recording:
+            self._hooks.modules.before(module, args)
 
     def close(self, failure: BaseException | None = None) -> None:
         """Stop recording, undo every hook, and write what is left; a second call does nothing.
