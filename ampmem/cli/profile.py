@@ -32,11 +32,10 @@ from ampmem.cli.processes.script_run import end_as, failure_in_words, run_script
 from ampmem.cli.processes.spawned import Spawner, may_spawn
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.failure import FailureKind, FailureRecord
-from ampmem.names import EVALUATED
 from ampmem.output import sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
-from ampmem.recording import SUFFIX, add_ending, add_plain_steps, rank_file, read
+from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read
 from ampmem.vocabulary import WORKSPACE_CONFIG, Device, Forced, forced_options
 
 if TYPE_CHECKING:
@@ -372,9 +371,6 @@ class _RecordedScript:
         went_on = plan.run_to_end or self.stopper.caught > 0 or bool(self.stopper.spared)
         later = end_messages.complete(self.session, simulation, ran_on=went_on)
         evaluation = self.both.recorded()
-        if evaluation is not None:
-            note = EVALUATED.format(file=evaluation.options.path.name)
-            add_ending(self.session.options.path, [note])
         if failure is None:
             self._show()
         else:

@@ -19,12 +19,13 @@ from torch import nn
 
 from ampmem.errors import AmpmemError
 from ampmem.failure import FailureRecord
-from ampmem.output import claim
+from ampmem.names import EVALUATED
+from ampmem.output import claim, remove_empty
 from ampmem.patching import Undo, hook, patch_call, undone_together
 from ampmem.recorder.hooks.modules import quiet_compiled_modules
 from ampmem.recorder.session import Session
 from ampmem.recorder.torch_private.general import CALLS_MODULE, on_module_before
-from ampmem.recording import evaluation_file
+from ampmem.recording import add_ending, evaluation_file
 from ampmem.vocabulary import NOTHING_FORCED, OF_INFERENCE, Precision, StepOn
 
 MOST_BATCHES = 1000
@@ -118,11 +119,12 @@ class ThenEvaluation:
             self._unpatch = None
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        options = self._steps.options
+        path = None
         try:
+            path = _free_file(self._steps.options.path, force=self._force)
             options = replace(
-                options,
-                path=_free_file(options.path, force=self._force),
+                self._steps.options,
+                path=path,
                 steps=MOST_BATCHES,
                 skip=0,
                 step_on=StepOn.EVALUATION,
@@ -132,6 +134,7 @@ class ThenEvaluation:
             evaluation = Session(options, source=self._steps.source.again(), inside=id(module))
             evaluation.start()
         except AmpmemError as error:
+            remove_empty([path] if path else [])
             self._complain(f"the evaluation after these steps is not recorded: {error}")
             return
         self.evaluation = evaluation
@@ -140,7 +143,10 @@ class ThenEvaluation:
         evaluation.follow(module, args)
 
     def recorded(self) -> Session | None:
-        """The second session, if it recorded an evaluation; otherwise its file is removed."""
+        """The second session, if it recorded an evaluation, which a note of the steps' recording then says.
+
+        Otherwise its file is removed.
+        """
         evaluation = self.evaluation
         if evaluation is None:
             return None
@@ -150,6 +156,7 @@ class ThenEvaluation:
             if evaluation.writer is not None:
                 evaluation.writer.file.discard()
             return None
+        add_ending(self._steps.options.path, [EVALUATED.format(file=evaluation.options.path.name)])
         return evaluation
 
     def failed(self, failure: FailureRecord) -> None:
