@@ -62,7 +62,8 @@ _NO_TRITON = (
 @click.option(
     "--run-to-end",
     is_flag=True,
-    help="Let the script finish, without instrumentation, once the steps are recorded; the exit code is the script's.",
+    help="Let the script finish, without instrumentation, once the steps are recorded; the exit code is the script's. "
+    f"The first evaluation that comes then is recorded to train.evaluation{SUFFIX}.",
 )
 @click.option(
     "-o",

@@ -24,14 +24,12 @@ from ampmem.output import claim, remove_empty
 from ampmem.patching import Undo, hook, patch_call, undone_together
 from ampmem.recorder.hooks.modules import quiet_compiled_modules
 from ampmem.recorder.session import Session
-from ampmem.recorder.torch_private.general import CALLS_MODULE, on_module_before
+from ampmem.recorder.torch_private.general import CALLS_MODULE, EVAL, GRADIENT_MODES, on_module_before
 from ampmem.recording import add_ending, evaluation_file
 from ampmem.vocabulary import NOTHING_FORCED, OF_INFERENCE, Precision, StepOn
 
 MOST_BATCHES = 1000
 """Maximum number of batches that are recorded of the evaluation: what it keeps grows with each of them."""
-_GRADIENTS = ((torch.set_grad_enabled, ("__init__", "__exit__")), (torch.inference_mode, ("__enter__", "__exit__")))
-"""The classes and methods that turn gradients off and on; ``no_grad`` calls the first."""
 
 
 class ThenEvaluation:
@@ -69,10 +67,9 @@ class ThenEvaluation:
     @undone_together
     def _install(self) -> Iterator[Undo]:
         yield quiet_compiled_modules()
-        yield patch_call(nn.Module, "eval", self._wrap_eval)
-        for owner, methods in _GRADIENTS:
-            for method in methods:
-                yield patch_call(owner, method, self._wrap_gradients)
+        yield patch_call(*EVAL, self._wrap_eval)
+        for place in GRADIENT_MODES:
+            yield patch_call(*place, self._wrap_gradients)
         yield lambda: self._wait(False)
 
     def _wrap_eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
