@@ -26,9 +26,6 @@ MOST_LOOKS = 16
 """Maximum number of searches of the script's variables per step: multi-task scripts run many backwards."""
 MOST_LOOKS_AT_EVALUATIONS = 64
 """Maximum number of such searches in the evaluations of a step: the growth of what they keep shows much earlier."""
-MANY_STEPS = 16
-"""Number of steps of inference after which holders are looked for only at the ends of steps 32, 64 and so on: a search
-takes as long as many small batches."""
 WITHOUT_OPTIMIZER = (
     "the script has no torch.optim optimizer: a step ends with each backward (--step-on can name another end)"
 )
@@ -335,8 +332,8 @@ class StepMachine:
         self._forward_unseen = False
         """Whether the first step began without a forward; an update may still call a closure that has one."""
         self._looks = self._looks_at_evaluations = 0
-        self._inferred = 0
-        """Number of recorded forwards that ended a step of inference."""
+        self._batches = 0
+        """Number of steps of inference so far."""
         self._in_evaluation = False
         """Whether the forward that runs unrecorded is one of an evaluation."""
 
@@ -417,8 +414,9 @@ class StepMachine:
             yield from self._rest(stepping=stepping)
         if self.infers and self.recording and not (self.manual or raised):
             yield Do.LEAVE
-            self._inferred += 1
-            if self._inferred <= MANY_STEPS or self._inferred.bit_count() == 1:
+            self._batches += 1
+            # The search takes as long as many small batches, and batches of an evaluation leave the same behind.
+            if self._step_on is StepOn.FORWARD or self._batches.bit_count() == 1:
                 yield Do.NOTE_HOLDERS
             yield from self._finish()
 

@@ -38,6 +38,23 @@ class Looks:
         ]
 
 
+def test_a_recording_looks_at_so_many_objects_only(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards the variables alone are searched: searches inside of objects must not cost much of a long run."""
+    metric, direct = Result(torch.ones(3)), torch.ones(4)
+
+    def named() -> set[str]:
+        looks.variables.note_inside()
+        facts = looks.log.take_facts()
+        return {looks.texts.value(name) for name in facts.name.tolist()}
+
+    monkeypatch.setattr(looks.variables._held, "_left", 3)
+    assert {"metric.logits", "direct"} <= named()  # a search that has begun is not cut off
+    assert named() == {"metric.logits", "direct"}  # of what a variable holds itself
+    nested = [metric]
+    del metric
+    assert named() == {"direct"} and nested
+
+
 def address_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
