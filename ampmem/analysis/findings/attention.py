@@ -267,27 +267,30 @@ def _efficient_refusal(run: TrainingRun, result: tuple[int, ...]) -> _Refusal:
     saved = _shapes(run, Fact.SAVED, _EFFICIENT)
     keys = {shape[2] for shape in saved if shape[3] == width and shape[2] != queries}
     others = {shape[3] for shape in saved if shape[2] == queries and shape[3] != width}
+    masked = others & (keys or {queries})
+    widest = max({width} | others - masked)
     low = _seen(run, Fact.SAVED, _EFFICIENT, "dtype").intersection(LOW_PRECISION)
     if not low:
         why = "q, k and v are float32, and the flash and cuDNN kernels take 16-bit types only"
         change = "torch.autocast around the forward, or q, k and v in bfloat16"
     elif _capability(run) < _AMPERE:
-        why, change = "the flash and cuDNN kernels need compute capability 8.0", ""
-    elif max(width, *others - (keys or {queries}), 0) > _WIDEST:
-        why = f"the head size is {width}, and the flash and cuDNN kernels take at most {_WIDEST}"
+        why, change = "the flash and cuDNN kernels need compute capability 8.0", "nothing to change on this device"
+    elif widest > _WIDEST:
+        why = f"the head size is {widest}, and the flash and cuDNN kernels take at most {_WIDEST}"
         change = f"more heads of at most {_WIDEST}"
-    elif others & (keys or {queries}):
+    elif masked:
         why = "it was given an attn_mask, which the flash kernel does not take, and cuDNN's only without a gradient"
         change = "is_causal=True in place of a causal attn_mask; no attn_mask where nothing is masked"
     elif others:
-        why = f"q and k have the head size {max(others)}, v has {width}, and the flash kernel takes one size only"
-        change = f"F.pad of v to {max(others)}, and the result without what was added"
-    elif keys:
-        why = "the flash kernel takes is_causal only where there are as many keys as queries"
-        change = "attn_mask=torch.nn.attention.bias.causal_lower_right(queries, keys), if the last query sees all keys"
+        size = max(others)
+        why = f"q and k have the head size {size}, v has {width}, and the flash kernel takes one size only"
+        change = f"F.pad of v to {size}, and the result without what was added"
     elif width > _TRAINED and _capability(run) in _NARROW:
         why = f"on this device the flash kernel trains head sizes of at most {_TRAINED}"
         change = f"more heads of at most {_TRAINED}"
+    elif keys:
+        why = "the flash kernel takes is_causal only where there are as many keys as queries"
+        change = "attn_mask=torch.nn.attention.bias.causal_lower_right(queries, keys), if the last query sees all keys"
     else:
         why, change = "the flash and cuDNN kernels do not take its arguments on this device", _ASK
     return _Refusal(why=why, change=change, known=change != _ASK)

@@ -952,6 +952,7 @@ EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
         ("bfloat16", 512, (), "", "the head size is 512"),
         ("bfloat16", 32, ((2, 4, 20, 32), (2, 1, 16, 20)), "", "it was given an attn_mask"),
         ("bfloat16", 32, ((2, 1, 16, 16),), "", "it was given an attn_mask"),
+        ("bfloat16", 128, ((2, 4, 16, 384),), "", "the head size is 384"),
         ("bfloat16", 32, ((2, 4, 16, 48),), "", "q and k have the head size 48, v has 32"),
         ("bfloat16", 32, ((2, 4, 20, 32),), "", "is_causal only where there are as many keys as queries"),
         ("bfloat16", 32, (), "", "do not take its arguments on this device"),
