@@ -202,6 +202,7 @@ RAN_ON_PREDICTED = (
 )
 RAN_ON_FAILED = f"{_RAN_ON} and then failed: the prediction is of the run up to there, all else of the recorded steps"
 """The notes of a recording that ended before its script."""
+EVALUATED = "the first evaluation after the recorded steps is in {file}"
 
 
 def ran_on(notes: Sequence[str]) -> bool:

@@ -39,6 +39,7 @@ from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read
 from ampmem.vocabulary import WORKSPACE_CONFIG, Device, Forced, forced_options
 
 if TYPE_CHECKING:
+    from ampmem.recorder.evaluation import ThenEvaluation
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
     from ampmem.recorder.sources.simulated import SimulatedSource
@@ -61,7 +62,8 @@ _NO_TRITON = (
 @click.option(
     "--run-to-end",
     is_flag=True,
-    help="Let the script finish, without instrumentation, once the steps are recorded; the exit code is the script's.",
+    help="Let the script finish, without instrumentation, once the steps are recorded; the exit code is the script's. "
+    f"The first evaluation that comes then is recorded to train.evaluation{SUFFIX}.",
 )
 @click.option(
     "-o",
@@ -210,6 +212,7 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
 
 def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.comparable import Results
+    from ampmem.recorder.evaluation import ThenEvaluation
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
     from ampmem.recorder.sources.cuda.device import cuda_available
@@ -253,8 +256,9 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             plan.options(path, target=target),
             source=None if simulation is None else _source_of(simulation),
             on_step=step_ended,
-            on_done=None if plan.run_to_end else all_done,
+            on_done=(lambda: both.begin()) if plan.run_to_end else all_done,
         )
+        both = ThenEvaluation(session, audience.complain, force=plan.script.force)
         if simulation is not None:
             simulation.work.where, simulation.work.computes_again = session.log.running, session.computes_again
         # The script may change the directory.
@@ -267,6 +271,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             target=target,
             audience=audience,
             session=session,
+            both=both,
             stopper=stopper,
             page=page,
             snapshot=snapshot,
@@ -276,7 +281,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             if results is not None:
                 undo.callback(results.install())
             undo.callback(spawner.install(lambda: _withdraw(session)))
-            ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
+            ended = run_script(target, arguments, both, stopper, audience, greeting, together.over)
     except BaseException:  # the script was not started
         forget(plan, path)
         raise
@@ -337,6 +342,7 @@ class _RecordedScript:
     target: Target
     audience: Audience
     session: Session
+    both: ThenEvaluation
     stopper: Stopper
     page: Path | None
     snapshot: Path | None
@@ -365,11 +371,16 @@ class _RecordedScript:
             say(predicted)
         went_on = plan.run_to_end or self.stopper.caught > 0 or bool(self.stopper.spared)
         later = end_messages.complete(self.session, simulation, ran_on=went_on)
+        evaluation = self.both.recorded()
         if failure is None:
             self._show()
-            self.session.check_forced()
         else:
-            self._show_failure(failure, later=later)
+            short = evaluation is not None and evaluation.outcome.unfinished is not None
+            self._show_failure(failure, later=later and not short)
+        if evaluation is not None:
+            self._show_evaluation(evaluation, failed=failure is not None)
+        if failure is None:
+            self.session.check_forced()
 
     def _check(self, simulation: Simulation | None) -> None:
         """As :func:`end_messages.check_recorded`; doubts about a simulation may explain why nothing was recorded."""
@@ -401,6 +412,15 @@ class _RecordedScript:
         if not plan.quiet and plan.launched is None:
             end_messages.show_tables(recording, self.path, self.audience)
         self._write_others()
+
+    def _show_evaluation(self, evaluation: Session, *, failed: bool) -> None:
+        """Show the evaluation after the recorded steps, or why memory ran out in it."""
+        recording, short = evaluation.options.path, evaluation.outcome.unfinished is not None
+        file = self.path.with_name(recording.name)
+        self.audience.say(end_messages.what_was_evaluated(evaluation, file))
+        if not self.plan.quiet and self.plan.launched is None and short >= failed:
+            show = end_messages.show_shortage if short else end_messages.show_tables
+            show(recording, file, self.audience)
 
     def _show_failure(self, failure: BaseException, *, later: bool) -> None:
         plan, recording = self.plan, self.session.options.path

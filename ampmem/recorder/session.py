@@ -10,8 +10,10 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from ampmem.errors import ChangeNotForced, RecordingError, UsageError
@@ -51,8 +53,9 @@ _INFERENCE = "no backward ran, so this is a recording of inference: each forward
 class Session:
     """Records from :meth:`start` to :meth:`close`, and leaves nothing of itself behind in torch; one at a time.
 
-    ``source`` replaces the one that ``options.device`` names, which cannot be a simulated one. ``on_step`` is called
-    after each step with the number of recorded steps, ``on_done`` after the last.
+    ``source`` replaces the one that ``options.device`` names, which cannot be a simulated one. ``inside`` is the ``id``
+    of the outermost module that is running. ``on_step`` is called after each step with the number of recorded steps,
+    ``on_done`` after the last.
     """
 
     LISTENER: type[ScriptListener] = ScriptListener
@@ -63,6 +66,7 @@ class Session:
         options: Options,
         *,
         source: Source | None = None,
+        inside: int | None = None,
         on_step: Callable[[int], None] | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
@@ -72,7 +76,7 @@ class Session:
         except BaseException:
             release(self)
             raise
-        self._on_step, self._on_done = on_step, on_done
+        self._inside, self._on_step, self._on_done = inside, on_step, on_done
         self._over = False
         """Whether the script has ended."""
         self._end_asked = False
@@ -163,8 +167,16 @@ class Session:
         steps, skip = self.outcome.steps, self.options.skip
         to_come = self.options.timed or steps < skip or (self.options.step_on is StepOn.EVALUATION and steps == skip)
         if self._unskim is None and to_come:
-            self._unskim = boundaries.install_skimming(self.listener, self._hooks.modules.before, self._look)
+            self._unskim = boundaries.install_skimming(
+                self.listener, self._hooks.modules.before, self._look, self._inside
+            )
             self._undo.callback(self._unskim)
+
+    def follow(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Begin the recording with the forward of the outermost ``module`` if that is due, before its hooks run."""
+        self.listener.skimmed(module, args)
+        if self.recording:
+            self._hooks.modules.before(module, args)
 
     def close(self, failure: BaseException | None = None) -> None:
         """Stop recording, undo every hook, and write what is left; a second call does nothing.

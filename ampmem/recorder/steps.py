@@ -332,6 +332,8 @@ class StepMachine:
         self._forward_unseen = False
         """Whether the first step began without a forward; an update may still call a closure that has one."""
         self._looks = self._looks_at_evaluations = 0
+        self._batches = 0
+        """Number of steps of inference so far."""
         self._in_evaluation = False
         """Whether the forward that runs unrecorded is one of an evaluation."""
 
@@ -412,7 +414,10 @@ class StepMachine:
             yield from self._rest(stepping=stepping)
         if self.infers and self.recording and not (self.manual or raised):
             yield Do.LEAVE
-            yield Do.NOTE_HOLDERS
+            self._batches += 1
+            # The search takes as long as many small batches, and batches of an evaluation leave the same behind.
+            if self._step_on is StepOn.FORWARD or self._batches.bit_count() == 1:
+                yield Do.NOTE_HOLDERS
             yield from self._finish()
 
     def skimmed(self, optimizers: frozenset[int] | None, *, evaluates: bool = False) -> Actions:

@@ -5,6 +5,7 @@ from ampmem.recording.database import FORMAT_VERSION, SUFFIX, is_watched
 from ampmem.recording.rank_files import (
     RankFile,
     claimed_for,
+    evaluation_file,
     make_claim,
     rank_file,
     rank_of,

@@ -40,6 +40,17 @@ def rank_file(job: Path, rank: int, world_size: int) -> Path:
     return job.with_name(f"{job.name.removesuffix(SUFFIX)}.rank{rank}-of-{world_size}{SUFFIX}")
 
 
+def evaluation_file(steps: Path, number: int = 1) -> Path:
+    """The file for the evaluation after the recorded ``steps``: ``train.evaluation.ampmem`` beside ``train.ampmem``.
+
+    From the second on, its name has the ``number``.
+    """
+    rank = rank_of(steps)
+    if rank is not None:
+        return rank_file(evaluation_file(rank.job, number), rank.rank, rank.world_size)
+    return steps.with_name(f"{steps.name.removesuffix(SUFFIX)}.evaluation{f'.{number}' * (number > 1)}{SUFFIX}")
+
+
 def rank_pattern(job: Path, world_size: int) -> str:
     """The files of all ranks of ``job`` as a shell pattern: ``'my run'.rank*-of-8.ampmem``."""
     return f"{shlex.quote(str(job.with_name(job.name.removesuffix(SUFFIX))))}.rank*-of-{world_size}{SUFFIX}"

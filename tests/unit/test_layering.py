@@ -56,7 +56,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "script_listener",
         "writing",
         "session simulated_block",
-        "watch",
+        "evaluation watch",
     ),
     "recorder/watch": ("gauges", "watcher"),
     "recorder/torch_private": ("entries", "cuda distributed general inductor"),

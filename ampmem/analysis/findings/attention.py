@@ -23,6 +23,8 @@ _EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
 _CUDNN = "aten::_scaled_dot_product_cudnn_attention"
 _WITH_MASK = (_EFFICIENT, _CUDNN)
 _FLEX = "flex"
+_EAGER_FLEX = ("flex_attention", "FlexAttentionAutogradOpBackward")
+"""The ops of flex_attention without a compiler; compiled code has kernels of its own."""
 _KERNELS = {
     "math": (_MATH,),
     "memory-efficient": (_EFFICIENT,),
@@ -37,6 +39,9 @@ _WIDEST = 256
 _ALIGNED = 8
 """The fused kernels take head sizes that are a multiple of this in 16 bits, and of half as many in FP32."""
 _AMPERE = (8, 0)
+_NARROW = {(8, 6), (8, 9), (12, 0), (12, 1)}
+"""The capabilities of devices whose flash kernel does not train all head sizes above :data:`_TRAINED`."""
+_TRAINED = 192
 _DIMENSIONS = 4
 _SHARE = 0.01
 """The smallest share of the peak that attention has to keep."""
@@ -44,6 +49,7 @@ _PADDED = 32
 """The memory-efficient kernel keeps a number in FP32 for each query, their count padded to a multiple of this."""
 _ALLOW = "allow them again around attention: the list given to sdpa_kernel, or torch.backends.cuda.enable_*_sdp(True)"
 _REDUCED = "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)"
+_LAYOUT = "their last dimension is not contiguous, a storage offset is not aligned, or their batch sizes differ"
 _ASK = (
     "torch.backends.cuda.can_use_efficient_attention(torch.backends.cuda.SDPAParams(q, k, v, attn_mask, dropout_p, "
     "is_causal, enable_gqa), debug=True) prints what the fused kernels refuse"
@@ -110,6 +116,11 @@ def _said(run: TrainingRun, kernel: str, mine: Mask) -> str:
 
 def _refusal(run: TrainingRun, kernel: str, mine: Mask) -> _Refusal:
     """Why no kernel ran that keeps less, or is faster, than ``kernel``; empty if there is none."""
+    eager = run.naming(*_EAGER_FLEX)[run.analysis.lifetimes.op]
+    if kernel == _FLEX and eager.any():
+        scores = format_bytes(int(run.analysis.lifetimes.bytes[eager].max()))
+        why = f"it is not compiled, so it makes all attention scores ({scores} at once)"
+        return _Refusal(why=why, change="flex_attention = torch.compile(flex_attention), whose kernel makes none")
     if kernel not in _SLOW:
         return _Refusal(why="", change="nothing to change: this kernel keeps no attention weights")
     call = _shapes(run, Fact.OUTPUT, _KERNELS[kernel][0])[0]
@@ -137,7 +148,7 @@ def _disabled(run: TrainingRun, mine: Mask) -> set[str]:
 
 def _of_weights(run: TrainingRun, weights: tuple[int, ...]) -> tuple[int, int]:
     """The share of attention weights of this shape that a fused kernel saves: it keeps its result instead."""
-    _, _, queries, keys = weights
+    *_, queries, keys = weights
     kept = (
         queries * max(_widths(run, weights), default=keys) + 2 * math.ceil(queries / _PADDED) * _PADDED
     )  # those numbers may be of a wider type
@@ -183,12 +194,14 @@ def _seen(run: TrainingRun, fact: Fact, op: str, column: str) -> set[str]:
 
 
 def _shapes(run: TrainingRun, fact: Fact, op: str) -> list[tuple[int, ...]]:
-    """The shapes of four dimensions that ``op`` returned, or saved, the largest first: batch, heads, queries, width.
+    """The shapes that ``op`` returned, or saved, the largest first: batch, heads, queries, width.
 
-    The width is a head's, or the number of keys for weights and masks. cuDNN's kernel also returns a number per query.
+    The math kernel also takes shapes without the heads. The width is a head's, or the number of keys for weights and
+    masks. cuDNN's kernel also returns a number per query.
     """
     shapes = (shape_of(text) for text in _seen(run, fact, op, "shape"))
-    found = (shape for shape in shapes if shape is not None and len(shape) == _DIMENSIONS and shape[3] > 1)
+    least = _DIMENSIONS - (op == _MATH)
+    found = (shape for shape in shapes if shape is not None and least <= len(shape) <= _DIMENSIONS and shape[-1] > 1)
     return sorted(found, key=math.prod, reverse=True)
 
 
@@ -208,8 +221,7 @@ def _all_shapes(run: TrainingRun) -> list[tuple[int, ...]]:
 
 def _widths(run: TrainingRun, weights: tuple[int, ...]) -> set[int]:
     """The head sizes of queries that attention ``weights`` of this shape may be of."""
-    shapes = (each for each in _all_shapes(run) if len(each) == _DIMENSIONS)
-    return {each[3] for each in shapes if each[:3] == weights[:3]} - {weights[3]}
+    return {each[-1] for each in _all_shapes(run) if len(each) > 1 and each[:-1] == weights[:-1]} - {weights[-1]}
 
 
 def _math_refusal(run: TrainingRun, weights: tuple[int, ...]) -> _Refusal:
@@ -220,25 +232,31 @@ def _math_refusal(run: TrainingRun, weights: tuple[int, ...]) -> _Refusal:
     # With enable_gqa the math kernel repeats keys and values: a dimension for the groups follows that of the heads.
     repeated = (each for each in _all_shapes(run) if len(each) == _DIMENSIONS + 1 and each[2] > 1 and each[4] in widths)
     grouped = any((each[0], each[1] * each[2]) == weights[:2] for each in repeated)
-    device, types = run.recording.run.device_name, {each.dtype for each in run.analysis.parameters}
-    old = [gpu for gpu in GPUS.values() if gpu.name == device and (gpu.compute_capability or _AMPERE) < _AMPERE]
+    types = {each.dtype for each in run.analysis.parameters}
     if on_cpu:
         why, change = "the CPU's fused kernel takes neither dropout nor a mask with a gradient", "leave those out"
-    elif old and "bfloat16" in types | {run.recording.precision.dtype}:
+    elif _capability(run) < _AMPERE and "bfloat16" in types | {run.recording.precision.dtype}:
         why = "the fused kernels take bfloat16 only from compute capability 8.0 on"
         change = "float16, which the memory-efficient kernel takes on this device"
+    elif "float64" in _seen(run, Fact.OUTPUT, _MATH, "dtype") and not low:
+        why, change = "no fused kernel takes float64", "q, k and v in float32, or torch.autocast around the forward"
     elif odd:
         why = f"the fused kernels need a head size that is a multiple of {aligned}, and it is {odd[0]}"
         change = f"F.pad of q, k and v to a head size that is a multiple of {aligned}, with scale= of the one before"
     elif grouped:
         missing = "with these arguments on this device" if low else "in float32 before torch 2.14"
         why, change = f"there is no fused kernel of enable_gqa {missing}", ""
+    elif len(weights) < _DIMENSIONS:
+        why = "q, k and v have three dimensions, and the fused kernels of this torch take four"
+        change = "q.unsqueeze(1), k and v likewise, and squeeze(1) of the result"
     else:
-        why, change = "no fused kernel takes its arguments on this device", _ASK
+        why = f"no fused kernel takes its arguments: {_LAYOUT}"
+        change = f".contiguous() of q, k and v, each with all samples; {_ASK}"
     if grouped:
         change += f"{'; ' * bool(change)}k.repeat_interleave(groups, 1), and v likewise, in place of enable_gqa"
-    known = change != _ASK and not on_cpu
-    saves = _of_weights(run, weights) if grouped and not (odd or on_cpu) else (0, 1)
+    known = not (change.endswith(_ASK) or on_cpu)
+    taken = known and not odd and (grouped or len(weights) < _DIMENSIONS)
+    saves = _of_weights(run, weights) if taken else (0, 1)
     if low and not on_cpu and _seen(run, Fact.OUTPUT, _MATH, "dtype") == {"float32"}:
         change, saves = f"{_REDUCED}, which keeps them in 16 bits; or {change}", (1, 2)
     return _Refusal(why=why, change=change, saves=saves, known=known)
@@ -246,16 +264,39 @@ def _math_refusal(run: TrainingRun, weights: tuple[int, ...]) -> _Refusal:
 
 def _efficient_refusal(run: TrainingRun, result: tuple[int, ...]) -> _Refusal:
     _, _, queries, width = result
-    masked = any(shape[2] == queries and shape[3] != width for shape in _shapes(run, Fact.SAVED, _EFFICIENT))
-    if not _seen(run, Fact.SAVED, _EFFICIENT, "dtype").intersection(LOW_PRECISION):
+    saved = _shapes(run, Fact.SAVED, _EFFICIENT)
+    keys = {shape[2] for shape in saved if shape[3] == width and shape[2] != queries}
+    others = {shape[3] for shape in saved if shape[2] == queries and shape[3] != width}
+    masked = others & (keys or {queries})
+    widest = max({width} | others - masked)
+    low = _seen(run, Fact.SAVED, _EFFICIENT, "dtype").intersection(LOW_PRECISION)
+    if not low:
         why = "q, k and v are float32, and the flash and cuDNN kernels take 16-bit types only"
         change = "torch.autocast around the forward, or q, k and v in bfloat16"
-    elif width > _WIDEST:
-        why = f"the head size is {width}, and the flash and cuDNN kernels take at most {_WIDEST}"
+    elif _capability(run) < _AMPERE:
+        why, change = "the flash and cuDNN kernels need compute capability 8.0", "nothing to change on this device"
+    elif widest > _WIDEST:
+        why = f"the head size is {widest}, and the flash and cuDNN kernels take at most {_WIDEST}"
         change = f"more heads of at most {_WIDEST}"
     elif masked:
         why = "it was given an attn_mask, which the flash kernel does not take, and cuDNN's only without a gradient"
         change = "is_causal=True in place of a causal attn_mask; no attn_mask where nothing is masked"
+    elif others:
+        size = max(others)
+        why = f"q and k have the head size {size}, v has {width}, and the flash kernel takes one size only"
+        change = f"F.pad of v to {size}, and the result without what was added"
+    elif width > _TRAINED and _capability(run) in _NARROW:
+        why = f"on this device the flash kernel trains head sizes of at most {_TRAINED}"
+        change = f"more heads of at most {_TRAINED}"
+    elif keys:
+        why = "the flash kernel takes is_causal only where there are as many keys as queries"
+        change = "attn_mask=torch.nn.attention.bias.causal_lower_right(queries, keys), if the last query sees all keys"
     else:
         why, change = "the flash and cuDNN kernels do not take its arguments on this device", _ASK
     return _Refusal(why=why, change=change, known=change != _ASK)
+
+
+def _capability(run: TrainingRun) -> tuple[int, int]:
+    """The compute capability of the recorded device; that of an A100 if it is unknown."""
+    name = run.recording.run.device_name
+    return next((gpu.compute_capability or _AMPERE for gpu in GPUS.values() if gpu.name == name), _AMPERE)

@@ -22,6 +22,7 @@ from ampmem.recorder.script import Target
 from ampmem.recorder.steering import depth
 
 if TYPE_CHECKING:
+    from ampmem.recorder.evaluation import ThenEvaluation
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.recorder.watch.watcher import Watcher
@@ -42,7 +43,7 @@ class ScriptEnd:
 def run_script(
     target: Target,
     arguments: tuple[str, ...],
-    session: Session | Watcher,
+    session: Session | ThenEvaluation | Watcher,
     stopper: Stopper,
     audience: Audience,
     greeting: str,

@@ -15,6 +15,7 @@ from ampmem.errors import AmpmemError
 from ampmem.events import PlaceRecord
 from ampmem.failure import failure_of
 from ampmem.patching import Undo, patch
+from ampmem.recorder.evaluation import ThenEvaluation
 from ampmem.recorder.ranks.environment import Launched
 from ampmem.recorder.ranks.places import Places
 from ampmem.recorder.ranks.together import Together
@@ -31,6 +32,7 @@ class SpawnedRank:
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._session: Session | None = None
+        self._both: ThenEvaluation | None = None
         self._audience: Audience | None = None
         self._stopper = Stopper()
         self._together = Together(several=True)
@@ -89,6 +91,7 @@ class SpawnedRank:
             path = name
             options = plan.options(name, place=place, baseline=True)
             session = Session(options, on_step=partial(self._step_ended, audience), on_done=self._stop_ranks)
+            self._both = ThenEvaluation(session, audience.complain, force=plan.script.force)
             session.start()
         except AmpmemError as error:
             if path is not None:
@@ -106,6 +109,8 @@ class SpawnedRank:
     def _stop_ranks(self) -> None:
         """Stop this rank with all others after the last step, if the script's own process only waits for them."""
         if self._orders.plan.run_to_end:
+            if self._both is not None:
+                self._both.begin()
             return
         waits = (
             "" if self._orders.joining.exists() else "the script's own process does more than wait for this one to end"
@@ -119,8 +124,8 @@ class SpawnedRank:
             self._audience.say(end_messages.why_not_stopped(self._path, self._stopper))
 
     def _end_of_rank(self, failure: BaseException | None) -> None:
-        session, audience = self._session, self._audience
-        if session is None or audience is None or session.forked():
+        session, both, audience = self._session, self._both, self._audience
+        if session is None or both is None or audience is None or session.forked():
             return
         self._stopper.ended(failure)
         if failure is not None and stops_in(failure):
@@ -128,10 +133,13 @@ class SpawnedRank:
         if failure is None:
             self._together.over()
         elif not isinstance(failure, SystemExit):
-            session.failed(failure_of(failure))
+            both.failed(failure_of(failure))
         try:
-            session.close(failure)
+            both.close(failure)
             self._say(session, audience, failure)
+            if (evaluation := both.recorded()) is not None:
+                file = self._path.with_name(evaluation.options.path.name)
+                audience.say(end_messages.what_was_evaluated(evaluation, file))
         except AmpmemError as error:
             audience.complain(str(error))
 

@@ -29,12 +29,14 @@ def install_skimming(
     listener: Listener,
     begun: Callable[[nn.Module, tuple[Any, ...]], None],
     look: Callable[[], object] | None = None,
+    inside: int | None = None,
 ) -> Iterator[Undo]:
     """Register hooks on outermost modules, for the time in which nothing is recorded (yet); returns the undo.
 
     ``begun`` gets the module with which the recording begins; ``look`` is called after each module that runs.
+    ``inside`` is the ``id`` of the outermost module that runs already.
     """
-    running: list[int] = []
+    running = [] if inside is None else [inside]
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling() or not listener.on_thread():

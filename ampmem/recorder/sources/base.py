@@ -139,6 +139,10 @@ class Source:
         """Install the source's patches; returns the undo."""
         return lambda: None
 
+    def again(self) -> Source | None:
+        """A source for another recording of the same device; ``None`` if the options of that one say which."""
+        return None
+
     def notes(self) -> list[str]:
         """Notes for the reader of the recording."""
         raise NotImplementedError

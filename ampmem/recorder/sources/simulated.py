@@ -67,6 +67,12 @@ class SimulatedSource(Source):
         self._ooms: list[OomRecord] = []
         self._at_end: Mapping[int, object] = {}
         """The live storages when the recording ended, by address."""
+        self._earlier: Callable[[OutOfMemory], None] | None = None
+        """Called with later failures, too: an earlier recording of this device keeps them."""
+
+    def again(self) -> Source:
+        """A source for another recording of the same device."""
+        return SimulatedSource(self._device)
 
     def attach(self, locate: Callable[[], Place], log: Log) -> None:
         """Set ``log``, for facts that no hook can see."""
@@ -96,7 +102,7 @@ class SimulatedSource(Source):
         self._device.recorder = self._record
         self._device.on_workspace = partial(self._log_fact, Fact.WORKSPACE)
         self._device.on_scratch = partial(self._log_fact, Fact.SCRATCH)
-        self._device.on_out_of_memory = self._failed
+        self._earlier, self._device.on_out_of_memory = self._device.on_out_of_memory, self._failed
         for address, library in self._device.workspaces.items():
             self._log_fact(Fact.WORKSPACE, address, library)
 
@@ -134,7 +140,7 @@ class SimulatedSource(Source):
         self._device.recorder = self._device.on_workspace = self._device.on_scratch = None
         self._at_end = self._alive()
         # The script runs on without being recorded; whether the whole run fits is still a result.
-        self._device.on_out_of_memory = self._failed_later
+        self._device.on_out_of_memory = self._earlier or self._failed_later
         self._device.allocator.driver.observer = None
         return self._drain()
 
@@ -210,6 +216,8 @@ class SimulatedSource(Source):
             self._log.fact(fact, address, self._log.texts.id(name))
 
     def _failed(self, error: OutOfMemory) -> None:
+        if self._earlier is not None:
+            self._earlier(error)
         self._device.retract(_ONE_STEP)  # a second step ran, and did not fit
         place = Place() if self._locate is None else self._locate()
         self._ooms.append(self._record_of(error, place))

@@ -544,6 +544,12 @@ FUSED_INITS: tuple[Place, ...] = tuple(
 """The ``__init__`` of each optimizer that supports fused updates."""
 ZERO_GRADS: tuple[Place, ...] = ((Optimizer, "zero_grad"), (nn.Module, "zero_grad"))
 """The methods that zero gradients."""
+EVAL: Place = (nn.Module, "eval")
+GRADIENT_MODES: tuple[Place, ...] = (
+    *((torch.set_grad_enabled, name) for name in ("__init__", "__exit__")),
+    *((torch.inference_mode, name) for name in ("__enter__", "__exit__")),
+)
+"""The methods that turn gradients off and on; ``no_grad`` calls the first."""
 on_step_before, on_step_after = (
     needed("torch.optim.optimizer", f"register_optimizer_step_{when}_hook", "to see when an optimizer makes an update")
     for when in ("pre", "post")

@@ -38,8 +38,20 @@ class Layer(nn.Module):
         q, k = (each(x).unflatten(-1, (-1, size)).transpose(1, 2) for each in (self.query, self.key))
         if kind == "repeated":
             k = k.repeat_interleave(groups, 1)
+        v, changed, how = k, kind.endswith("changed"), dict()
+        if "causal" in kind:  # torch makes no CausalBias of a simulated tensor
+            q, how = q[:, :, :128], dict(is_causal=not changed)
+        if "narrow" in kind:
+            v = F.pad(k[..., :16], (0, 16)) if changed else k[..., :16]
+        if "strided" in kind:
+            q, k, v = (each.mT.contiguous().mT for each in (q, k, v))
+            q, k, v = (each.contiguous() for each in (q, k, v)) if changed else (q, k, v)
+        if "flat" in kind:
+            q, k, v = (each.flatten(0, 1).unsqueeze(1) if changed else each.flatten(0, 1) for each in (q, k, v))
         with sdpa_kernel(SDPBackend.MATH) if kind == "disabled" else nullcontext():
-            y = F.scaled_dot_product_attention(q, k, k, mask, enable_gqa=k.shape[1] < q.shape[1])
+            y = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=k.shape[1] < q.shape[1], **how)
+        if y.shape != q.shape or "flat" in kind or "causal" in kind:
+            return x + y.float().mean()
         return x + y.transpose(1, 2).flatten(2)
 
 if "reduced" in kind:
@@ -112,3 +124,19 @@ def test_a_boolean_mask_is_converted_in_each_layer(tmp_path: Path) -> None:
     after, kernel = recorded(tmp_path, "one mask")
     assert before - after == said.off_peak
     assert "an attn_mask, which the flash kernel does not take" in kernel.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "why", "kernel"),
+    [
+        ("causal", "takes is_causal only where there are as many keys as queries", "memory-efficient"),
+        ("narrow", "q and k have the head size 32, v has 16", "memory-efficient"),
+        ("strided", "no fused kernel takes its arguments: their last dimension is not contiguous", "math"),
+        ("flat", "q, k and v have three dimensions", "math"),
+    ],
+)
+def test_why_the_flash_kernel_does_not_take_them(tmp_path: Path, kind: str, why: str, kernel: str) -> None:
+    _, said = recorded(tmp_path, kind)
+    assert f"ran its {kernel} kernel" in said.message and why in said.message
+    _, said = recorded(tmp_path, f"{kind} changed")
+    assert "ran its flash kernel" in said.message

@@ -946,24 +946,28 @@ EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "mask", "disabled", "why"),
+    ("dtype", "width", "others", "disabled", "why"),
     [
-        ("float32", 32, None, "", "q, k and v are float32"),
-        ("bfloat16", 512, None, "", "the head size is 512"),
-        ("bfloat16", 32, (2, 1, 16, 20), "", "it was given an attn_mask"),
-        ("bfloat16", 32, None, "", "do not take its arguments on this device"),
+        ("float32", 32, (), "", "q, k and v are float32"),
+        ("bfloat16", 512, (), "", "the head size is 512"),
+        ("bfloat16", 32, ((2, 4, 20, 32), (2, 1, 16, 20)), "", "it was given an attn_mask"),
+        ("bfloat16", 32, ((2, 1, 16, 16),), "", "it was given an attn_mask"),
+        ("bfloat16", 128, ((2, 4, 16, 384),), "", "the head size is 384"),
+        ("bfloat16", 32, ((2, 4, 16, 48),), "", "q and k have the head size 48, v has 32"),
+        ("bfloat16", 32, ((2, 4, 20, 32),), "", "is_causal only where there are as many keys as queries"),
+        ("bfloat16", 32, (), "", "do not take its arguments on this device"),
         (
             "bfloat16",
             32,
-            None,
+            (),
             "flash",
             "kernel, which keeps 8.8 KiB for backward: the script disabled the flash kernel.",
         ),
-        ("bfloat16", 512, None, "flash, cuDNN", "at most 256; the script disabled the flash and cuDNN kernels."),
+        ("bfloat16", 512, (), "flash, cuDNN", "at most 256; the script disabled the flash and cuDNN kernels."),
     ],
 )
 def test_why_another_attention_kernel_did_not_run(
-    dtype: str, width: int, mask: tuple[int, ...] | None, disabled: str, why: str
+    dtype: str, width: int, others: tuple[tuple[int, ...], ...], disabled: str, why: str
 ) -> None:
     story = Story(weight=10)
     story.begin(0, Phase.FORWARD)
@@ -972,7 +976,7 @@ def test_why_another_attention_kernel_did_not_run(
     )
     if disabled:
         story.fact(Fact.DISABLED, 0x2000, disabled)
-    for shape in filter(None, ((2, 4, 16, width), mask)):
+    for shape in ((2, 4, 16, width), *others):
         story.fact(Fact.SAVED, 0x2000, EFFICIENT, dtype=dtype, shape=shape_text(shape))
     story.enter(Phase.BACKWARD)
     story.free(0x2000)

@@ -594,6 +594,16 @@ def test_inference_notes_who_holds_what_at_each_end() -> None:
     assert Do.NOTE_HOLDERS not in script.done
 
 
+def test_an_evaluation_notes_who_holds_what_after_few_of_its_batches() -> None:
+    script = Script(StepOn.EVALUATION)
+    noted = []
+    for batch in range(1, 17):
+        script.done.clear()
+        script.forward(grad=False)
+        noted += [batch] if Do.NOTE_HOLDERS in script.done else []
+    assert noted == [1, 2, 4, 8, 16]
+
+
 def test_a_forward_inside_which_the_engine_ran_goes_on_after_it() -> None:
     """torch.func.grad, or a model that computes forces: its step does not end there."""
     script = Script()

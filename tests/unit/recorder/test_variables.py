@@ -99,6 +99,23 @@ def test_a_variable_is_named_as_the_script_writes_it(
     assert [found for found, _ in script()] == ([] if name is None else [name])
 
 
+def test_a_recording_looks_inside_so_many_objects_only(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards variables alone are searched: searches inside of objects must not cost much of a long run."""
+
+    def named() -> set[str]:
+        looks.variables.note_inside()
+        return {looks.texts.value(name) for name in looks.log.take_facts().name.tolist()}
+
+    def script() -> list[set[str]]:
+        direct, nested = torch.ones(4), [Result(torch.ones(3))]
+        found = [named(), named()]
+        del direct, nested
+        return found
+
+    monkeypatch.setattr(looks.variables._held, "_left", 1)  # a search that has begun is not cut off
+    assert script() == [{"direct", "nested[0].logits"}, {"direct"}]
+
+
 def test_a_variable_is_where_it_got_its_value(looks: Looks) -> None:
     first = sys._getframe().f_lineno + 3
 
