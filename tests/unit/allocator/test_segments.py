@@ -193,7 +193,6 @@ def test_a_segment_that_goes_between_the_last_event_and_a_mark_counts_at_the_mar
     story.end()
     analysis = analyse(story.recording())
     layers = analysis.layers
-    assert layers is not None
     assert layers.reserved_at(mark, analysis.timeline.position(mark)) == 0x1000
     assert layers.reserved.tolist() == [0, 0x2000, 0x2000]
     assert layers.peak_between(1, 2) == 0x2000

@@ -86,7 +86,6 @@ DIFFERENT_INSTANTS = run(update=900 * KIB), run(AMP, activations=400 * KIB, copi
 
 def test_amp_saves_and_the_parts_add_up() -> None:
     found = verdict(*SAVES).answer
-    assert found is not None
     assert (found.baseline.bytes, found.mixed.bytes) == (1400 * KIB, 1240 * KIB)
     assert found.effect is Effect.SAVES
     assert sum(change.difference for change in found.changes) == found.mixed.bytes - found.baseline.bytes
@@ -160,7 +159,6 @@ def test_peaks_in_two_phases_are_not_compared_with_each_other() -> None:
 
 def test_peaks_of_other_phases_are_different_instants() -> None:
     found = verdict(*SAVES)
-    assert found.answer is not None
     forward = replace(found.answer.mixed, phase="forward", op="aten::nll_loss_forward")
     told = wording(replace(found, answer=replace(found.answer, mixed=forward))).text
     assert (
@@ -173,7 +171,6 @@ def test_peaks_of_one_phase_with_other_gradients_are_different_instants() -> Non
     early = run(AMP, activations=900 * KIB)
     story_without = replace(early, events=early.events)
     found = verdict(run(), story_without).answer
-    assert found is not None
     assert found.fewer_gradients == 0
     changes = tuple(
         replace(change, after=change.after - 150 * KIB) if change.category is Category.GRADIENTS else change
@@ -301,7 +298,6 @@ def test_one_recording_is_told_what_its_peak_is_made_of() -> None:
         "under torch.utils.checkpoint (chunks alone save nothing) (fp32-activations)."
     )
     (made,) = found.compositions
-    assert made is not None
     assert sum(made.parts.values()) == made.peak.bytes == 1240 * KIB
 
 
@@ -310,7 +306,6 @@ def test_the_peak_of_an_allocator_is_what_it_has_handed_out() -> None:
     entries = []
     for recording, allocated in zip(SAVES, (2048 * MIB, 1536 * MIB), strict=True):
         entry = entry_of(recording)
-        assert entry.summary is not None
         of_all = replace(entry.summary.peak, allocated=allocated)
         steps = tuple(replace(step, peak=replace(step.peak, allocated=allocated)) for step in entry.summary.steps)
         whole = replace(entry.summary.whole, bytes=allocated, at_most=allocated)
@@ -372,7 +367,6 @@ def test_reserved_memory_is_the_largest_saving_only_where_half_of_the_device_is_
     free: int | None, told: str
 ) -> None:
     summary = entry_of(SAVES[1]).summary
-    assert summary is not None
     cache, peak = (
         replace(summary.findings[0], code=code, change="", off_peak=off_peak, off_reserved=off_reserved)
         for code, off_peak, off_reserved in (("cache", None, 30), ("peak", 20, None))
@@ -393,7 +387,6 @@ def codes(*recordings: Recording) -> dict[str, list[str]]:
 
 def test_an_estimate_gives_way_to_what_was_measured() -> None:
     alone = entry_of(SAVES[1]).summary
-    assert alone is not None
     assert [finding.code for finding in alone.findings] == ["fp32-activations", "amp-saves"]
     assert codes(*SAVES) == {"fp32": [], "amp": ["fp32-activations"]}
     for recordings in (COSTS, IN_THE_UPDATE):
@@ -520,7 +513,6 @@ def test_no_batch_size_is_advised_where_the_update_sets_the_peak() -> None:
     loaded = replace(recording, steps=(replace(recording.steps[0], batch_size=8, batch_loaded=True),))
     for each, advised in ((loaded, False), (run_with_batch(8), True)):
         summary = entry_of(each).summary
-        assert summary is not None
         (finding,) = [found for found in summary.findings if found.code == "amp-saves-nothing"]
         assert ("batch_size >=" in finding.change) == ("from batch size" in finding.message) == advised
 

@@ -173,7 +173,6 @@ def test_what_libraries_keep_is_in_all_that_is_used() -> None:
 
 def test_the_most_of_the_context_is_in_the_most_of_all() -> None:
     highest = prediction_of(UNSURE).highest
-    assert highest is not None
     assert (highest.outside, highest.total) == (700 * MIB, 4000 * MIB)
     assert highest.reserved + highest.outside == highest.total
 

@@ -16,7 +16,6 @@ FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 
 def component(recording: Recording, mark: str, name: str) -> StaticComponent:
     verdict = analyse(recording).verdict
-    assert verdict is not None
     (found,) = [part for part in verdict.components if (part.mark, part.component) == (mark, name)]
     return found
 
@@ -259,9 +258,7 @@ def with_states(*keys: str, class_name: str = "AdamW", settings: dict[str, float
 
 
 def titles(recording: Recording) -> tuple[str, ...]:
-    verdict = analyse(recording).verdict
-    assert verdict is not None
-    return verdict.recipe.optimizer
+    return analyse(recording).verdict.recipe.optimizer
 
 
 def test_a_name_is_no_proof_of_what_an_optimizer_keeps() -> None:

@@ -50,7 +50,6 @@ def test_what_was_lacking_is_what_the_device_or_the_limit_left(
     recording = in_forward()
     summary = summarize(replace(recording, ooms=(replace(recording.ooms[0], **changes),)))  # type: ignore[arg-type]
     oom = summary.out_of_memory
-    assert oom is not None
     assert (oom.lacking, oom.reason) == (lacking, reason)
     text = " ".join(render(summary, ()).split())
     assert left in text
@@ -203,7 +202,6 @@ def test_the_answer_is_of_the_failure_and_not_of_the_peak() -> None:
     assert second.startswith(
         "In backward of step 1, a block of 4.9 KiB in a new segment of 7.8 KiB was requested: 7.5 KiB"
     )
-    assert summary.ended_by is not None
     assert [(item.bytes, item.category) for item in summary.ended_by.largest] == [
         (4000, "activations"),
         (400, "parameters"),
@@ -233,7 +231,6 @@ def elsewhere() -> Summary:
 def test_another_device_is_explained_without_the_categories_of_the_recorded_one() -> None:
     summary = elsewhere()
     oom = summary.out_of_memory
-    assert oom is not None
     assert (oom.device, oom.recorded, oom.residual_bytes) == (1, False, 0)
     assert {str(category): size for category, size in oom.alive.items() if size} == {"other": 5000}
     assert (oom.reserved, oom.lacking, oom.to_come, oom.largest, oom.next_commands) == (5100, 7700, None, (), ())

@@ -22,7 +22,6 @@ def test_the_late_zero_grad_is_in_the_list_once_and_first() -> None:
     summary = summarize(late_zero_grad())
     codes = [finding.code for finding in summary.findings]
     assert "gradients-through-forward" in codes
-    assert summary.out_of_memory is not None
     (most,) = {change for change in summary.out_of_memory.changes if "zero_grad" in change}
     found = told(summary)
     assert found[0] == (
@@ -49,7 +48,6 @@ def test_without_findings_the_list_is_what_the_request_says_without_bytes() -> N
         (None, "make the batch smaller, or recompute activations with torch.utils.checkpoint"),
     ]
     assert "to change" not in render_out_of_memory(summary) and "may help" in render_out_of_memory(summary)
-    assert summary.out_of_memory is not None
     assert summary.out_of_memory.explanation.startswith("the cached memory is too small for it"), "100 for 350"
     assert summary.out_of_memory.changes == tuple(change for _, change in told(summary))
 
@@ -129,9 +127,7 @@ def test_each_reason_names_the_memory_that_did_not_serve() -> None:
     limited = replace(
         recording, ooms=(replace(oom_at(recording.ooms[0].time_ns, (400, 700)), limit=1000, free=20_000),)
     )
-    oom = summarize(limited).out_of_memory
-    assert oom is not None
-    assert oom.reason is Reason.LIMITED
+    assert summarize(limited).out_of_memory.reason is Reason.LIMITED
     assert (None, "allow the process more memory with torch.cuda.set_per_process_memory_fraction") in told(
         summarize(limited)
     )

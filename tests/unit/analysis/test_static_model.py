@@ -184,7 +184,6 @@ def test_static_memory_is_measured_after_backward_of_the_last_updated_step() -> 
     assert (measured.step, measured.mark, measured.parameters) == (1, "after_backward", 150)
     assert tuple(measured.static.values()) == (600, 0, 400, 0, 800)
     assert measured.static_bytes == 1800
-    assert measured.after_forward is not None
     assert measured.after_forward[Category.CAST_COPIES] == 200
 
 

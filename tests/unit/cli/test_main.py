@@ -25,7 +25,6 @@ def ampmem(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", ["profile", "check", "compare", "fit", "advise", "estimate"])
 def test_every_command_calls_it_precision_and_nothing_else(name: str) -> None:
     command = group.get_command(click.Context(group), name)
-    assert command is not None
     (option,) = [param for param in command.params if param.name in ("precision", "precisions")]
     assert option.opts == ["--precision"]
 

@@ -71,7 +71,6 @@ class Rank:
 
     def discard(self) -> None:
         """Nothing was recorded."""
-        assert self.path is not None
         self.path.unlink()
 
     def give_up(self) -> None:
@@ -92,7 +91,6 @@ def _sets(folder: Path) -> dict[int, dict[int, str]]:
     found: dict[int, dict[int, str]] = {}
     for path in folder.glob("*.ampmem"):
         name = rank_of(path)
-        assert name is not None
         number = int(name.job.name.removeprefix("t").removesuffix("ampmem").strip(".") or 1)
         found.setdefault(number, {})[name.rank] = claimed_for(path) or _job_of(path)
     return found

@@ -245,7 +245,6 @@ def test_a_run_that_dies_in_its_first_step_has_that_step(tmp_path: Path, monkeyp
     assert "test_cuda_session.py" in oom.stack
     summary = summarize(recording)
     told = summary.out_of_memory
-    assert told is not None
     assert (told.where, told.ended_the_run, told.residual_bytes) == ("forward of step 0", True, 0)
     assert sum(told.alive.values()) == 40 * MIB == summary.peak.bytes
     assert told.outside == 0 and told.reserved + told.device_free == 64 * MIB
@@ -292,7 +291,6 @@ def out_of_memory_run(**changes: object) -> Recording:
 
 def test_the_finding_says_who_asked_what_lived_and_why_the_cache_did_not_serve() -> None:
     summary = summarize(out_of_memory_run())
-    assert summary.out_of_memory is not None
     assert summary.out_of_memory.cached == 36 * MIB  # enough for the request, if it were one block
     finding = summary.findings[0]
     assert (finding.code, finding.severity, finding.bytes) == ("out-of-memory", "warning", 30 * MIB)

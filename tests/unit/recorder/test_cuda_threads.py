@@ -91,7 +91,6 @@ class Replay:
 
     def mark(self, number: int) -> None:
         instant = self.clock()
-        assert self.source.stamp is not None
         self.source.stamp(instant)
         self.source.mark(number, "after_forward")  # type: ignore[arg-type]
         if self.source._device is not None:  # before the first alloc there is none to ask

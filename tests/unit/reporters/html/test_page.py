@@ -49,7 +49,6 @@ def written(folder: Path, *recordings: Path) -> str:
 
 def packed_plotly(page: str) -> str:
     found = re.search(r'<script type="text/plain" id="plotly-packed">(.*?)</script>', page, flags=re.DOTALL)
-    assert found is not None
     return gzip.decompress(base64.b64decode(found[1])).decode()
 
 
@@ -62,7 +61,6 @@ def test_the_policy_allows_exactly_the_script_of_the_page_and_plotly(tmp_path: P
     assert len(scripts(page)) == 1
     assert packed_plotly(page) == plotlyjs.source()
     found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
-    assert found is not None
     policy = dict(part.strip().split(" ", 1) for part in html.unescape(found[1]).split(";"))
     assert policy == {
         "default-src": "'none'",

@@ -57,7 +57,6 @@ def test_equal_recordings_are_one_bar(view: VerdictView) -> None:
 
 def test_each_step_of_the_waterfall_begins_where_the_last_ended(view: VerdictView) -> None:
     fall = view.waterfall
-    assert fall is not None
     start, *steps, end = fall.rows
     now = start.pieces[0].width
     for step in steps:

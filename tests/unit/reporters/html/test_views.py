@@ -75,7 +75,6 @@ def test_the_numbers_are_those_of_the_summary() -> None:
     assert analysis.timeline.breakdown(view.events.peak) == summary.peak.categories
     said = said_in(recording)
     assert said.parameters == summary.parameters.count
-    assert said.activations is not None
     whole = said.activations.whole
     assert whole.full + whole.low + whole.other == sum(group.bytes for group in summary.activations)
 
@@ -140,7 +139,6 @@ def test_the_breakdown_has_the_rows_of_the_table() -> None:
     for key, cells in rows.items():
         names = {"precision_copies": PRECISION_COPIES, "total": CATEGORIES}.get(key)
         for cell, live in zip(cells, columns, strict=True):
-            assert live is not None
             assert cell == (
                 sum(live[name] for name in names) if names else live[next(c for c in CATEGORIES if c == key)]
             )
@@ -166,7 +164,6 @@ def test_too_many_phase_runs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_static_model_speaks_as_the_table_does() -> None:
     _, summary = analysed(small_run().recording())
     words = said_in(small_run().recording()).static_model
-    assert words is not None
     shown = " ".join(render_static_model(summary).split())
     assert words.head in shown
     assert words.verdict in shown
@@ -178,7 +175,6 @@ def test_a_model_that_does_not_hold_says_where() -> None:
     first = replace(first, residual_bytes=-7, explained=False, holds=False)
     broken = replace(summary, static_model=(first, *summary.static_model[1:]))
     view = said_of(broken, ()).static_model
-    assert view is not None
     assert view.verdict.startswith("the model does not hold: parameters at the end of forward: -7 B not explained")
     assert view.verdict.split(";")[0] in " ".join(render_static_model(broken).split())
 
@@ -267,7 +263,6 @@ def test_the_compared_steps_are_in_the_page_as_they_are_in_the_json_of_the_runs(
     steps = plain(compared_runs(comparison).steps)
     assert isinstance(steps, list)
     for step, entry in zip(steps, comparison.entries, strict=True):
-        assert entry.summary is not None
         assert step == json.loads(entry.summary.to_json())["steps"][-1]
 
 

@@ -93,7 +93,6 @@ def test_of_what_does_not_add_up_there_is_no_verdict(golden: Golden) -> None:
 
 def killed(run: RankRun) -> RankRun:
     """``run``, as it is read where nobody got to end the file."""
-    assert run.entry is not None
     entry = replace(run.entry, notes=(*run.entry.notes, NOT_ENDED))
     return replace(run, ended=False, notes=(*run.notes, NOT_ENDED), entry=entry)
 
