@@ -123,7 +123,6 @@ def shown(recording: Recording) -> tuple[Summary, RankRun]:
     left = advised({FUSED: ran(100 * MIB), FOREACH: ran(100 * MIB)}).rank_without_disproved(
         replace(run, entry=replace(run.entry, summary=summary))
     )
-    assert left.summary is not None
     return left.summary, left
 
 

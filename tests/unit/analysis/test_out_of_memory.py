@@ -23,9 +23,7 @@ AMP = PrecisionRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
 
 
 def told(recording: Recording) -> FailedRequest:
-    oom = summarize(recording).out_of_memory
-    assert oom is not None
-    return oom
+    return summarize(recording).out_of_memory
 
 
 def waiting(recording: Recording, *optimizers: OptimizerRecord) -> Recording:

@@ -55,9 +55,7 @@ def caught() -> Recording:
 
 
 def told(recording: Recording) -> FailedRequest:
-    oom = summarize(recording).out_of_memory
-    assert oom is not None
-    return oom
+    return summarize(recording).out_of_memory
 
 
 def alive(recording: Recording) -> dict[str, int]:
@@ -152,7 +150,6 @@ def test_the_json_is_as_the_schema_says(recording: Recording, tmp_path: Path) ->
 
 def alike(entry: Entry, recording: Recording) -> Entry:
     """``entry`` with the model and the device of ``recording``: what differs beside precision is not compared."""
-    assert entry.summary is not None
     other = summarize(recording)
     same = replace(entry.summary, parameters=other.parameters, device=other.device, source=other.source)
     return replace(entry, summary=same)

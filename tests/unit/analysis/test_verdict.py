@@ -52,9 +52,7 @@ def told(extra: Extra = nothing, *, optimizer: str = "AdamW", half: bool = False
 
 
 def verdict(recording: Recording) -> StaticVerdict:
-    found = analyse(recording).verdict
-    assert found is not None
-    return found
+    return analyse(recording).verdict
 
 
 def residuals(recording: Recording) -> dict[tuple[str, str], int]:

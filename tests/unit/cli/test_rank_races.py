@@ -61,7 +61,6 @@ class Rank:
 
     def record(self) -> None:
         """As a writer does: what takes the place of the claim is whole."""
-        assert self.path is not None
         lock = lock_of_claim(self.path)
         assert lock is not None
         half = self.path.with_name(f".{self.path.name}.new")

@@ -26,9 +26,7 @@ REPLAYED = (
 
 
 def layers_in(analysis: Analysis) -> AllocatorLayers:
-    layers = analysis.layers
-    assert layers is not None
-    return layers
+    return analysis.layers
 
 
 @pytest.mark.slow

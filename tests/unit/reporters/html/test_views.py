@@ -47,9 +47,7 @@ def said_in(recording: Recording) -> Said:
 
 def events_of(recording: Recording) -> RunEvents:
     analysis, summary = analysed(recording)
-    events = run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT).events
-    assert events is not None
-    return events
+    return run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT).events
 
 
 def fp32_run() -> Recording:
@@ -211,7 +209,6 @@ def test_headlines_are_at_most_five_and_begin_with_the_peak() -> None:
         requested=1, rounding=1, allocated=2, cached=3, reserved=5, outside=None, outside_process=None
     )
     against = difference_headline(compared(fp32_run(), small_run().recording()), 1)
-    assert against is not None
     known = said_of(replace(summary, allocator=allocator), (), against).headlines
     assert [headline.label for headline in known] == [
         "Peak",
