@@ -20,11 +20,13 @@ from ampmem.events import (
     PhaseColumns,
     PlaceRecord,
     PrecisionRecord,
+    PredictionRecord,
     Recording,
     RunRecord,
     SegmentAction,
     SegmentColumns,
     StepRecord,
+    TermsRecord,
 )
 from ampmem.recording import Batch, Description, RecordingWriter, add_plain_steps
 from ampmem.vocabulary import SourceKind
@@ -45,6 +47,7 @@ RUN = RunRecord(
 )
 FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 AMP = PrecisionRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
+NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 
 
 class Story:
@@ -255,6 +258,23 @@ def precision_run(
         story.free(0x4000)
     recording = story.recording(run=replace(RUN, script=script), precision=precision, notes=notes)
     return replace(recording, plain_step_ns=plain)
+
+
+def predicted(tensors: int, **changes: object) -> PredictionRecord:
+    """Of a simulated GPU with 1 GiB, nothing outside of the allocator, and so many bytes of tensors at the peak."""
+    terms = TermsRecord(tensors=tensors, workspaces={}, scratch={}, rounding=0, cached=0)
+    record = PredictionRecord(
+        total=1 << 30,
+        outside=0,
+        allocated=terms,
+        reserved=terms,
+        highest_allocated=tensors,
+        highest_reserved=tensors,
+        bounds={},
+        unmodelled=(),
+        ran_out=False,
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
 
 
 def small_run(story: Story | None = None) -> Story:

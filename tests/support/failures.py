@@ -8,11 +8,10 @@ from ampmem.allocator.oom import pack_segments
 from ampmem.events import Fact, OomRecord, Phase, PrecisionRecord, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.vocabulary import SourceKind
-from support.build import RUN, Story
+from support.build import FP32, RUN, Story
 
 OUT_OF_MEMORY = FailureRecord(kind=FailureKind.RAISED, error="torch.OutOfMemoryError", message="CUDA out of memory")
 GRADIENTS = 40_000
-FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
 
 def oom_at(time_ns: int, alive: Sequence[int], *, step: int = 0, **changes: object) -> OomRecord:

@@ -6,18 +6,16 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.build import AMP, RUN, Story
+from support.build import AMP, FP32, NO_CACHE, RUN, Story, predicted
+from support.failures import OUT_OF_MEMORY, oom_at
 from support.golden_sections import Golden
 
-from ampmem.allocator.blocks import SnapshotSegment
-from ampmem.allocator.oom import pack_segments
 from ampmem.analysis.answer import Effect, Verdict, judged_findings, shared_findings, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Entry, compare, entry_of
-from ampmem.analysis.estimate import Prediction, prediction_of
+from ampmem.analysis.estimate import prediction_of
 from ampmem.analysis.findings.base import Finding, Section
 from ampmem.analysis.timeline.categories import Category
-from ampmem.events import Fact, OomRecord, Phase, PrecisionRecord, PredictionRecord, Recording, TermsRecord
-from ampmem.failure import FailureKind, FailureRecord
+from ampmem.events import Fact, Phase, PrecisionRecord, Recording
 from ampmem.reporters.html.comparison import compared_runs
 from ampmem.reporters.html.verdict import verdict_view
 from ampmem.reporters.text.answer import percent_of, portion, wording
@@ -26,8 +24,6 @@ from ampmem.reporters.text.layout import PLAIN
 from ampmem.reporters.text.memory import render_peak
 from ampmem.reporters.text.plain_text import percent
 
-FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
-NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -223,28 +219,11 @@ def test_a_failed_run_and_one_of_nothing() -> None:
 
 def test_a_baseline_that_ran_out_of_memory_is_no_baseline() -> None:
     recording = SAVES[0]
-    segment = SnapshotSegment(address=0, size=KIB, stream=0, is_small=True, expandable=False, pool_id=(0, 0), blocks=())
-    oom = OomRecord(
-        time_ns=recording.steps[0].end_ns,
-        step=0,
-        device=0,
-        stream=0,
-        pool="0,0",
-        asked=KIB,
-        segment=KIB,
-        total=KIB,
-        free=0,
-        op="aten::mm",
-        module="",
-        stack="",
-        segments=pack_segments((segment,)),
-    )
-    failure = FailureRecord(kind=FailureKind.RAISED, error="torch.OutOfMemoryError", message="CUDA out of memory")
     short = replace(
         recording,
-        run=replace(recording.run, failure=failure),
+        run=replace(recording.run, failure=OUT_OF_MEMORY),
         steps=(replace(recording.steps[0], finished=False),),
-        ooms=(oom,),
+        ooms=(oom_at(recording.steps[0].end_ns, ()),),
     )
     found = verdict(short, SAVES[1])
     assert found.answer is None
@@ -315,24 +294,6 @@ def test_the_largest_saving_is_that_of_a_finding_about_the_peak() -> None:
     assert wording(found).text.endswith("Largest saving found, 20 B: mend most (most).")
 
 
-def prediction_with(free: int) -> Prediction:
-    """What is predicted for a GPU of 100 bytes of which ``free`` stay free."""
-    terms = TermsRecord(tensors=100 - free, workspaces={}, scratch={}, rounding=0, cached=0)
-    return prediction_of(
-        PredictionRecord(
-            total=100,
-            outside=0,
-            allocated=terms,
-            reserved=terms,
-            highest_allocated=100 - free,
-            highest_reserved=100 - free,
-            bounds={},
-            unmodelled=(),
-            ran_out=False,
-        )
-    )
-
-
 @pytest.mark.parametrize(("free", "told"), [(None, "cache"), (50, "cache"), (51, "peak")])
 def test_reserved_memory_is_the_largest_saving_only_where_half_of_the_device_is_taken(
     free: int | None, told: str
@@ -342,7 +303,7 @@ def test_reserved_memory_is_the_largest_saving_only_where_half_of_the_device_is_
         replace(summary.findings[0], code=code, change="", off_peak=off_peak, off_reserved=off_reserved)
         for code, off_peak, off_reserved in (("cache", None, 30), ("peak", 20, None))
     )
-    prediction = None if free is None else prediction_with(free)
+    prediction = None if free is None else prediction_of(predicted(100 - free, total=100))
     composition = verdict_of_one(replace(summary, findings=(cache, peak), prediction=prediction)).compositions[0]
     assert composition is not None and composition.saving is not None
     assert composition.saving.code == told

@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from support.build import AMP, RUN, Story
+from support.build import AMP, FP32, RUN, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import StaticComponent, unknown_of
 from ampmem.events import Fact, OptimizerRecord, Phase, Recording
 from ampmem.names import NOT_KNOWN
 from ampmem.vocabulary import SourceKind
-
-FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 
 
 def component(recording: Recording, mark: str, name: str) -> StaticComponent:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.build import AMP, RUN, Story, small_run
+from support.build import AMP, FP32, RUN, Story, small_run
 
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.trace import CallTrace
@@ -26,7 +26,6 @@ from ampmem.reporters.text.table import render_reports
 from ampmem.vocabulary import SourceKind
 
 MIB = 1 << 20
-FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 
 
 def told(recording: Recording) -> dict[str, Finding]:

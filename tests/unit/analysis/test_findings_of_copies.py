@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.build import AMP, Story
+from support.build import NO_CACHE, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings import findings
 from ampmem.analysis.findings.base import Finding
 from ampmem.events import Fact, Phase, Recording
 from ampmem.vocabulary import Communication
-
-NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 
 
 def told(recording: Recording) -> dict[str, Finding]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.build import AMP, Story
+from support.build import FP32, Story
 from support.failures import ended
 
 from ampmem.analysis.analyse import analyse
@@ -15,7 +15,6 @@ from ampmem.analysis.findings import findings
 from ampmem.analysis.findings.base import Finding, TrainingRun
 from ampmem.events import Action, Fact, OptimizerRecord, Phase, Recording
 
-FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 Settings = Mapping[str, bool | float | None]
 Made = tuple[Story, list[tuple[int, int, int]]]
 

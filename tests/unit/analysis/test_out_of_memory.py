@@ -5,21 +5,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.build import RUN, Story
+from support.build import AMP, RUN, Story
 from support.failures import ended, in_backward, in_forward, oom_at
 
 from ampmem.allocator.oom import Reason
 from ampmem.analysis.out_of_memory import FailedRequest, ToCome, advise_command
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.fit import varied_arguments
-from ampmem.events import AllocatorRecord, Fact, OptimizerRecord, Phase, PrecisionRecord, Recording
+from ampmem.events import AllocatorRecord, Fact, OptimizerRecord, Phase, Recording
 from ampmem.reporters.html.run import said_of
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
 
 ADAM = OptimizerRecord(class_name="Adam", implementation="foreach", bases=("Optimizer",), stepped=False)
-AMP = PrecisionRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
 
 
 def told(recording: Recording) -> FailedRequest:

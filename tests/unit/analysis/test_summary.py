@@ -5,7 +5,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.build import AMP, FP32, RUN, Story, small_run
+from support.build import AMP, FP32, RUN, Story, predicted, small_run
 from support.golden_sections import Golden
 
 from ampmem.analysis.analyse import analyse
@@ -17,7 +17,7 @@ from ampmem.analysis.difference.difference import difference
 from ampmem.analysis.difference.sides import side_of
 from ampmem.analysis.summary import PeakPlace, Summary, summarize, summary_of, summary_schema
 from ampmem.errors import NothingRecorded, RecordingError
-from ampmem.events import OTHER_THREADS, Fact, Phase, PredictionRecord, Recording, TermsRecord
+from ampmem.events import OTHER_THREADS, Fact, Phase, Recording
 from ampmem.reporters.base import Detail
 from ampmem.reporters.text.check import render_check
 from ampmem.reporters.text.compare import render as render_comparison
@@ -372,25 +372,9 @@ def test_the_peak_is_where_the_most_is_allocated_and_all_of_it_is_of_that_instan
 
 def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None:
     """As with ``--run-to-end``: what came after the recorded steps is in the prediction alone."""
-    terms = TermsRecord(tensors=5000, workspaces={}, scratch={}, rounding=120, cached=0)
-    later = PredictionRecord(
-        total=1 << 30,
-        outside=0,
-        outside_at_most=0,
-        allocated=terms,
-        reserved=terms,
-        highest_allocated=6144,
-        highest_reserved=6144,
-        unfilled_allocated=None,
-        unfilled_reserved=None,
-        bounds={"workspaces": 1024},
-        unmodelled=(),
-        ran_out=False,
-        libraries={},
-        libraries_at_most={},
-        least_reserved=None,
-        likely_reserved=None,
-    )
+    terms = replace(predicted(5000).allocated, rounding=120)
+    most = {"highest_allocated": 6144, "highest_reserved": 6144, "bounds": {"workspaces": 1024}}
+    later = predicted(5000, allocated=terms, reserved=terms, **most)
     summary = summarize(replace(rounded(5, 1).recording(), prediction=later))
     assert (summary.peak.step, summary.peak.said) == (0, 3072)
     whole = summary.whole

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.build import AMP, Story
+from support.build import FP32, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticVerdict, judge, state_to_come
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Phase, Recording
 
 FREED = "copies freed before this mark: nothing kept them"
-FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 Extra = Callable[[Story], None]
 
 

@@ -14,6 +14,7 @@ import torch
 from support import cuda_model
 from support.build import RUN, Story, as_batches, small_run
 from support.cuda_model import ModelCuda
+from support.failures import oom_at
 from support.ready_python import ready_python
 
 import ampmem
@@ -26,7 +27,7 @@ from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.marks import PhaseRows, instants
 from ampmem.cli.main import run
 from ampmem.errors import ModelElsewhere, UsageError
-from ampmem.events import Fact, LayersRecord, OomRecord, Phase, Recording
+from ampmem.events import Fact, LayersRecord, Phase, Recording
 from ampmem.recorder import session as session_module
 from ampmem.recorder.models.live import live_at_start
 from ampmem.recorder.options import Options
@@ -271,17 +272,14 @@ def out_of_memory_run(**changes: object) -> Recording:
     blocks = [gpu.malloc(12 * MIB) for _ in range(5)]
     for block in blocks[::2]:
         gpu.free(block)
-    oom = OomRecord(
-        time_ns=when,
+    oom = oom_at(
+        when,
+        (),
         step=1,
-        device=0,
-        stream=0,
-        pool="0,0",
         asked=30 * MIB,
         segment=30 * MIB,
         total=64 * MIB,
         free=4 * MIB,
-        op="aten::mm",
         module="layers.0",
         stack="train.py:9 main\nnet.py:3 forward",
         segments=pack_segments(gpu.allocator.snapshot()),

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.build import AMP, RUN, Story
+from support.build import AMP, FP32, NO_CACHE, RUN, Story
 
 from ampmem.analysis.answer import Verdict, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Entry, compare, entry_of
@@ -12,9 +12,6 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Fact, Phase, PrecisionRecord, Recording
 from ampmem.reporters.html.safety import filled_template
 from ampmem.reporters.html.verdict import End, VerdictView, verdict_view, waterfall
-
-FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
-NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 
 
 def run(precision: PrecisionRecord, activations: int, copies: int = 0) -> Recording:

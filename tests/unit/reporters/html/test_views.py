@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.build import AMP, RUN, Story, small_run
+from support.build import AMP, FP32, RUN, Story, small_run
 from support.golden_texts import encoder
 from support.page_reader import unpacked
 
@@ -32,7 +32,6 @@ from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
 
 LIMIT = 8_000_000
-FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
 
 def analysed(recording: Recording) -> tuple[Analysis, Summary]:
