@@ -31,8 +31,6 @@ def _run(
     return PublishedRun(
         key=f"fakegpu/qwen3.5-0.8b-{name}",
         source=f"{_PAGE}: {measured} (simulated as an RTX 3090)",
-        address=f"https://{_REPOSITORY}",
-        family="transformer",
         precision="bf16",
         gpu="rtx3090",
         gpu_assumed=True,

@@ -9,7 +9,6 @@ def _run(name: str, model: str, megabytes: int, drop_path: float) -> PublishedRu
     return PublishedRun(
         key=f"mesa/{name}-b128",
         source="ziplab/Mesa: README.md, train memory without Mesa at batch 128; its script: HubHop/deit-mesa, main.py",
-        family="transformer",
         precision="amp-fp16",
         gpu="v100-32",
         address="https://github.com/ziplab/Mesa",

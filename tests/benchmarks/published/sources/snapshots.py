@@ -35,7 +35,6 @@ def recorded(
         PublishedRun(
             key=f"snapshots/{key}-{what}",
             source=f"{origin}: {snapshot}",
-            address=f"https://{origin}" if origin.startswith("github.com/") else "",
             family=family,
             precision=precision,
             gpu=gpu,

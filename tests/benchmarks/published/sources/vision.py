@@ -15,7 +15,6 @@ def _resnet(mode: str, precision: Precision, mebibytes: float, *arguments: str) 
         precision=precision,
         gpu="a100-80",
         gpu_assumed=True,
-        torch="",
         what="allocated",
         real=round(mebibytes * (1 << 20)),
         resolution=round(0.1 * (1 << 20)),

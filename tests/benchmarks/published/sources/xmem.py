@@ -71,7 +71,6 @@ def published(
         family=family,
         precision="fp32",
         gpu=gpu,
-        address="https://github.com/Stone-ResearchLife/xMem",
         tuned=tuned,
         torch="2.6.0",
         what="fits" if real == "-" else "reserved",
