@@ -53,8 +53,11 @@ NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 class Story:
     """Each call happens ten nanoseconds after the one before, in the phase entered last; the first in SETUP."""
 
-    def __init__(self, *, weight: int | None = None) -> None:
-        """With ``weight`` the model has one parameter of that name, at 0x1000, with so many elements."""
+    def __init__(self, *, weight: int | None = None, begins: Phase | None = None) -> None:
+        """With ``weight`` the model has one parameter of that name, at 0x1000, with so many elements.
+
+        With ``begins`` the first step has begun, and then that phase.
+        """
         self.now = 0
         self._step, self._phase = -1, Phase.SETUP
         self._started = 0
@@ -70,6 +73,8 @@ class Story:
         self.totals_known = True
         if weight is not None:
             self.parameter(0x1000, "weight", weight)
+        if begins is not None:
+            self.begin(0, begins)
 
     def enter(self, phase: Phase) -> int:
         """Enter ``phase``; says when."""
@@ -342,6 +347,14 @@ def gpu_run() -> Story:
         story.segment(0x20000, 0x2000, SegmentAction.RELEASE)
         story.segment(0x40000, 0x3000, SegmentAction.RELEASE, expandable=True)
     return story
+
+
+def later(recording: Recording, by_ns: int) -> Recording:
+    """``recording`` as if it had been made so many nanoseconds later."""
+    steps = [replace(step, start_ns=step.start_ns + by_ns, end_ns=step.end_ns + by_ns) for step in recording.steps]
+    columns = {name: getattr(recording, name) for name in ("events", "facts", "phases")}
+    moved = {name: replace(column, time_ns=column.time_ns + by_ns) for name, column in columns.items()}
+    return replace(recording, steps=tuple(steps), **moved)
 
 
 def as_batches(recording: Recording, parts: int = 1) -> list[Batch]:

@@ -43,21 +43,17 @@ def run(
     ``phase`` is one that takes ``update`` bytes in place of the update.
     Of the activations ``in_float32`` are the loss's, and the rest what ``addmm`` saved, low under autocast.
     """
-    story = Story()
-    story.parameter(0x1000, "weight", 50 * KIB)
+    story = Story(weight=50 * KIB)
     story.begin(0)
     story.enter(Phase.FORWARD)
     if copies:
-        story.alloc(0x2000, copies, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x2000, "weight")
+        story.tensor(Fact.CAST_COPY, 0x2000, copies, "weight", op="aten::_to_copy")
     story.alloc(0x3000, activations - in_float32, op="aten::addmm")
     story.fact(Fact.SAVED, 0x3000, "aten::addmm", dtype="float32" if precision is FP32 else "bfloat16")
     if in_float32:
-        story.alloc(0x5000, in_float32, op="aten::_log_softmax")
-        story.fact(Fact.SAVED, 0x5000, "aten::_log_softmax", dtype="float32")
+        story.tensor(Fact.SAVED, 0x5000, in_float32, "aten::_log_softmax", op="aten::_log_softmax", dtype="float32")
     story.enter(Phase.BACKWARD)
-    story.alloc(0x4000, 200 * KIB, op="AddmmBackward0")
-    story.fact(Fact.GRADIENT, 0x4000, "weight")
+    story.tensor(Fact.GRADIENT, 0x4000, 200 * KIB, "weight", op="AddmmBackward0")
     story.free(0x3000, *[0x5000] * bool(in_float32), *[0x2000] * bool(copies))
     story.enter(phase)
     if update:

@@ -224,8 +224,7 @@ def test_workspace_needs_forward() -> None:
     ],
 )
 def test_the_engines_thread_has_a_workspace_as_large_as_that_of_forward(size: int, op: str, category: Category) -> None:
-    story = Story()
-    story.begin(0, Phase.FORWARD)
+    story = Story(begins=Phase.FORWARD)
     story.alloc(IT + 1024, 8, op="aten::addmm")
     story.enter(Phase.BACKWARD)
     story.alloc(IT, size, op=op)
@@ -269,8 +268,7 @@ def test_freed_at_the_instant_at_which_backward_starts_is_still_an_activation() 
 
 
 def test_only_a_backward_after_the_birth_counts() -> None:
-    story = Story()
-    story.begin(0, Phase.BACKWARD)
+    story = Story(begins=Phase.BACKWARD)
     story.enter(Phase.FORWARD)
     story.alloc(IT, 8)
     story.free(IT)

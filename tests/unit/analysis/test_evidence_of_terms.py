@@ -131,8 +131,7 @@ def test_copies_of_the_model_are_told_while_they_are_alive() -> None:
 @pytest.mark.parametrize(("together", "several"), [(True, 0), (False, 200)])
 def test_what_is_seen_in_two_parts_at_one_instant_is_one_gradient(together: bool, several: int) -> None:
     """As of a sparse gradient, or of a tensor that wraps two."""
-    story = Story(weight=100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, begins=Phase.FORWARD)
     story.enter(Phase.BACKWARD)
     story.alloc(0x2000, 200)
     story.alloc(0x3000, 200)
@@ -227,8 +226,7 @@ def test_a_copy_is_freed_only_where_this_step_has_made_it_by_then(cast_in: tuple
 def test_without_a_backward_a_run_whose_steps_are_forwards_is_inference(
     step_on: str, backward: bool, recipe: str | None
 ) -> None:
-    story = Story(weight=100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, begins=Phase.FORWARD)
     if backward:
         story.enter(Phase.BACKWARD)
     story.end(Phase.BETWEEN)

@@ -216,8 +216,7 @@ def test_a_peak_in_the_update_that_backward_would_pass_without_amp(update: int, 
 @pytest.mark.parametrize(("original_dies", "copies", "saved"), [(False, 1, -1000), (True, 1, 1000), (True, 3, -1000)])
 def test_copies_of_activations(original_dies: bool, copies: int, saved: int) -> None:
     """One FP32 tensor serves instead of all copies of it; it is there already when the original lives on."""
-    story = Story(weight=1000)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=1000, begins=Phase.FORWARD)
     story.tensor(Fact.OUTPUT, 0x2000, 2000, "aten::add", dtype="float32")
     for number in range(copies):
         story.tensor(Fact.OTHER_CAST, 0x3000 + number, 1000, op="aten::_to_copy", dtype="bfloat16")
@@ -248,8 +247,7 @@ def test_an_original_that_was_not_seen_is_the_youngest_of_as_many_elements(
     tensors: list[tuple[int, str, bool]], saved: int
 ) -> None:
     """Where it lives on anyway, the copy is what autocast costs; or else one FP32 tensor would be there instead."""
-    story = Story(weight=1000)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=1000, begins=Phase.FORWARD)
     for number, (size, dtype, _) in enumerate(tensors):
         story.tensor(Fact.OUTPUT, 0x2000 + number, size, "aten::add", dtype=dtype)
         if dtype:
@@ -266,8 +264,7 @@ def test_an_original_that_was_not_seen_is_the_youngest_of_as_many_elements(
 @pytest.mark.parametrize(("size", "lives", "saved"), [(1000, True, -2000), (1000, False, 0), (666, True, 0)])
 def test_a_float32_copy_has_a_low_precision_original_of_half_its_bytes(size: int, lives: bool, saved: int) -> None:
     """Where that lives on, autocast has both of them; it would be the only one, and as large as the copy."""
-    story = Story(weight=1000)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=1000, begins=Phase.FORWARD)
     story.tensor(Fact.SAVED, 0x2000, size, "aten::relu", dtype="bfloat16")
     story.tensor(Fact.OTHER_CAST, 0x3000, 2000, op="aten::_to_copy", dtype="float32")
     story.fact(Fact.SAVED, 0x3000, "aten::exp", dtype="float32")
@@ -295,8 +292,7 @@ def odd() -> Iterator[Story]:
         story.begin(step, Phase.OPTIMIZER)
         story.end(skipped=True)
     yield story
-    story = Story()
-    story.begin(0, Phase.BACKWARD)
+    story = Story(begins=Phase.BACKWARD)
     story.tensor(Fact.GRADIENT, 0x1000, 5)
     story.fact(Fact.CAST_COPY, 0x1000)
     story.end()
@@ -407,8 +403,7 @@ def test_float16_without_a_scaler() -> None:
     ],
 )
 def test_autocast_that_casts_nothing(seen: str, precision: PrecisionRecord, change: str | None) -> None:
-    story = Story(weight=100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, begins=Phase.FORWARD)
     for number in range(3):
         story.tensor(Fact.OUTPUT, 0x2000 + number, 400, "aten::mm", op="aten::mm", dtype=seen)
     story.end(Phase.BACKWARD)
@@ -423,8 +418,7 @@ def test_autocast_that_casts_nothing(seen: str, precision: PrecisionRecord, chan
 
 
 def test_a_model_in_float64_is_told_that_autocast_leaves_that() -> None:
-    story = Story(weight=100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, begins=Phase.FORWARD)
     story.tensor(Fact.OUTPUT, 0x2000, 400, "aten::mm", op="aten::mm", dtype="float64")
     story.end(Phase.BACKWARD)
     recording = story.recording()
@@ -450,8 +444,7 @@ def test_a_model_in_float64_is_told_that_autocast_leaves_that() -> None:
     ],
 )
 def test_the_fused_loss_is_named_where_this_torch_has_it(version: str, known: bool) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.tensor(Fact.SAVED, 0x2000, 5000, "aten::_log_softmax", dtype="float32")
     story.end(Phase.BACKWARD)
     found = told(story.recording(run=replace(RUN, torch=version)))["fp32-activations"]
@@ -460,8 +453,7 @@ def test_the_fused_loss_is_named_where_this_torch_has_it(version: str, known: bo
 
 @pytest.mark.parametrize(("shape", "known"), [((50, 25), True), ((2, 25, 5, 5), False)])
 def test_the_fused_loss_is_not_named_for_the_classes_of_pixels(shape: tuple[int, ...], known: bool) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.tensor(Fact.SAVED, 0x2000, 5000, "aten::_log_softmax", dtype="float32", shape=shape_text(shape))
     story.end(Phase.BACKWARD)
     found = told(story.recording(run=replace(RUN, torch="2.13.0")))["fp32-activations"]
@@ -723,8 +715,7 @@ def test_batches_that_were_loaded_before_the_recording_make_room_for_others(befo
     ],
 )
 def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int | None) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     for address, size, dtype in ((0x2000, 5000, "float32"), (0x3000, 4999, "bfloat16")):
         story.tensor(Fact.SAVED, address, size, op, dtype=dtype)
     story.end(Phase.BACKWARD)
@@ -742,8 +733,7 @@ def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int 
     ("module", "place"), [("token_embedding", "after the embedding"), ("encoder", "before the norm")]
 )
 def test_where_a_norm_gets_its_input_from(module: str, place: str) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.alloc(0x2000, 5000, module=module)
     story.fact(Fact.SAVED, 0x2000, "aten::native_layer_norm", dtype="float32")
     story.end(Phase.BACKWARD)
@@ -752,8 +742,7 @@ def test_where_a_norm_gets_its_input_from(module: str, place: str) -> None:
 
 @pytest.mark.parametrize(("op", "attention"), [("aten::bmm", True), ("aten::mm", False)])
 def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: str, attention: bool) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     for address, size, saver, dtype in ((0x2000, 5000, "aten::_softmax", "float32"), (0x3000, 2500, op, "bfloat16")):
         story.tensor(Fact.SAVED, address, size, saver, dtype=dtype)
     story.end(Phase.BACKWARD)
@@ -837,8 +826,7 @@ SCORES = (2, 4, 16, 16)
 def test_attention_has_a_number_only_where_a_kernel_takes_it(
     device: str, weights: tuple[int, ...], added: str, parameter: tuple[int, ...], known: bool
 ) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     if added:
         story.tensor(Fact.OUTPUT, 0x4000, 8192, added, op=added, dtype="float32", shape=shape_text(weights))
         story.free(0x4000)
@@ -862,8 +850,7 @@ def test_attention_has_a_number_only_where_a_kernel_takes_it(
     ],
 )
 def test_what_made_a_tensor_is_told_from_what_it_was_saved_for(op: str, saved_for: str, words: str) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.alloc(0x2000, 4096, op=op, module="fc", stack="net.py:3 forward")
     story.fact(Fact.SAVED, 0x2000, saved_for)
     story.end(Phase.BACKWARD)
@@ -963,8 +950,7 @@ EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
 def test_why_another_attention_kernel_did_not_run(
     dtype: str, width: int, mask: tuple[int, ...] | None, disabled: str, why: str
 ) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.tensor(
         Fact.OUTPUT, 0x2000, 9000, EFFICIENT, module="block.3", dtype=dtype, shape=shape_text((2, 4, 16, width))
     )

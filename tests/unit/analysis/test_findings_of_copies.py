@@ -72,8 +72,7 @@ def test_a_pipeline_closes_autocast_in_the_forward_of_its_stages() -> None:
 
 
 def test_a_step_whose_forward_was_not_seen_has_no_copies_to_count() -> None:
-    story = Story(weight=1000)
-    story.begin(0, Phase.OPTIMIZER)
+    story = Story(weight=1000, begins=Phase.OPTIMIZER)
     story.end()
     recording = story.recording()
     found = told(replace(recording, steps=(replace(recording.steps[0], autocast_in_backward=True),)))
@@ -320,14 +319,12 @@ def test_copies_that_compiled_code_keeps_can_be_made_again() -> None:
     story.begin(0)
     story.enter(Phase.FORWARD)
     for number, (name, saved) in enumerate(zip("abca", (True, True, True, False), strict=True)):
-        story.alloc(0x2000 + number, 10_000, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x2000 + number, name)
+        story.tensor(Fact.CAST_COPY, 0x2000 + number, 10_000, name, op="aten::_to_copy")
         story.fact(Fact.COMPILED, 0x2000 + number, name)
         if saved:
             story.fact(Fact.SAVED, 0x2000 + number, "aten::mm")
     story.free(0x2003)
-    story.alloc(0x3000, 50_000)
-    story.fact(Fact.SAVED, 0x3000, "aten::mm")
+    story.tensor(Fact.SAVED, 0x3000, 50_000, "aten::mm")
     story.enter(Phase.BACKWARD)
     story.free(0x3000, *(0x2000 + number for number in range(3)))
     story.end()
@@ -378,8 +375,7 @@ def test_a_cast_of_an_expanded_buffer_takes_more_than_one_of_the_buffer(
 
 def test_the_buffer_that_is_cast_is_the_one_that_is_there() -> None:
     """It moves to another memory, twice as large as before, and the casts of both are alive at once."""
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.tensor(Fact.BUFFER, 0x2000, 4000, "mask", dtype="float32")
     story.tensor(Fact.OTHER_CAST, 0x3000, 6000, "mask", op="aten::_to_copy", dtype="bfloat16")
     story.free(0x2000)

@@ -78,8 +78,7 @@ def test_what_no_change_is_about_has_no_bytes_and_comes_last() -> None:
 
 
 def test_what_a_finding_says_of_foreach_is_not_said_again() -> None:
-    story = Story(weight=100)
-    story.begin(0, Phase.OPTIMIZER)
+    story = Story(weight=100, begins=Phase.OPTIMIZER)
     story.alloc(0x2000, 3000)
     story.now += 10
     recording = replace(

@@ -125,8 +125,7 @@ def test_what_could_not_be_measured_is_null() -> None:
 
 
 def test_who_holds_what_nothing_else_is_known_of() -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     for address, size, name in (
         (0x2000, 50, ""),
         (0x3000, 30, "Cache.layers[0].keys"),
@@ -162,8 +161,7 @@ def test_a_loss_that_is_no_finite_number_is_named_beside_the_null(loss: str) -> 
 
 
 def test_no_autocast_copies_under_autocast_are_a_zero() -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=10, begins=Phase.BACKWARD)
     story.end()
     result = as_json(story.recording())
     assert result["parameters"]["cast_eligible"] == 0
@@ -267,23 +265,20 @@ def test_fifty_allocations_are_listed_the_largest_and_all_like_the_last() -> Non
 
 
 def test_no_step_is_an_error() -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=10, begins=Phase.BACKWARD)
     with pytest.raises(NothingRecorded, match=r"no step ended.*optimizer\.step\(\)"):
         summarize(story.recording())
 
 
 def test_no_backward_is_an_error() -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.end()
     with pytest.raises(NothingRecorded, match=r"no backward pass.*loss\.backward\(\)"):
         summarize(story.recording())
 
 
 def test_no_model_is_an_error() -> None:
-    story = Story()
-    story.begin(0, Phase.BACKWARD)
+    story = Story(begins=Phase.BACKWARD)
     story.end()
     recording = story.recording()
     with pytest.raises(NothingRecorded, match=r"no model parameters.*torch\.nn\.Module"):

@@ -16,8 +16,7 @@ from ampmem.reporters.html.verdict import End, VerdictView, verdict_view, waterf
 
 def run(precision: PrecisionRecord, activations: int, copies: int = 0) -> Recording:
     """A parameter of 4,000 bytes, so much of activations and of copies of weights, and the gradient."""
-    story = Story(weight=1000)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=1000, begins=Phase.FORWARD)
     if copies:
         story.tensor(Fact.CAST_COPY, 0x2000, copies, "weight")
     story.tensor(Fact.SAVED, 0x3000, activations, "aten::mm")
