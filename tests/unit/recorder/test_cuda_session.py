@@ -18,7 +18,7 @@ from support.failures import oom_at
 from support.ready_python import ready_python
 
 import ampmem
-from ampmem.allocator.oom import OutOfMemory, Reason, candidates, pack_segments, unpack_segments
+from ampmem.allocator.oom import OutOfMemory, pack_segments
 from ampmem.allocator.settings import MIB
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings.base import TrainingRun
@@ -310,20 +310,6 @@ def test_the_finding_says_who_asked_what_lived_and_why_the_cache_did_not_serve()
 )
 def test_each_reason_is_told(changes: dict[str, object], words: str) -> None:
     assert words in summarize(out_of_memory_run(**changes)).findings[0].message
-
-
-def test_segments_keep_their_blocks_through_the_text() -> None:
-    gpu = ModelCuda(time_ns)
-    first = gpu.malloc(700, 3)
-    gpu.malloc(3 * MIB)
-    gpu.allocator.record_stream(first, 4)
-    gpu.free(first)
-    segments = gpu.allocator.snapshot()
-    assert unpack_segments(pack_segments(segments)) == segments
-    free = candidates(segments, 512, 3, (0, 0))
-    assert [block.size for block in free.usable] == [2 * MIB - 1024]
-    assert [block.size for block in free.other_pool] == [17 * MIB]
-    assert free.reason(512, 2 * MIB, 0, None) == Reason.OVERSIZE
 
 
 def test_no_failure_is_no_finding() -> None:
