@@ -200,8 +200,7 @@ def assert_counter(packets: list[Any], name: str, subject: Analysis, values: Any
 
 def imported() -> Recording:
     """A stranger's snapshot as a recording."""
-    story = snapshots.Story()
-    story.before(old=700)
+    story = snapshots.Story(old=700)
     story.alloc("new", 1000, snapshots.FORWARD)
     story.free("new")
     return replace(recording_of(read_snapshot(story.snapshot()), "train.py"), run=RUN)
@@ -216,8 +215,7 @@ def test_the_counters_of_a_trace_are_the_timeline(tmp_path: Path) -> None:
 
 def test_the_counters_of_a_trace_have_what_was_reserved(tmp_path: Path) -> None:
     assert "reserved" not in tracks_of(as_trace(tmp_path, analysis()))
-    story = snapshots.Story()
-    story.before(old=700)
+    story = snapshots.Story(old=700)
     story.alloc("new", 1000, snapshots.FORWARD)
     story.event("segment_alloc", 1 << 50, 2 << 20, [])
     story.alloc("more", 3000, snapshots.FORWARD)
