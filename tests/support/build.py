@@ -53,8 +53,8 @@ NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 class Story:
     """Each call happens ten nanoseconds after the one before, in the phase entered last; the first in SETUP."""
 
-    def __init__(self, *, weight: int | None = None, begins: Phase | None = None) -> None:
-        """With ``weight`` the model has one parameter of that name, at 0x1000, with so many elements.
+    def __init__(self, *, weight: int | None = None, name: str = "weight", begins: Phase | None = None) -> None:
+        """With ``weight`` the model has one parameter, called ``name``, at 0x1000, with so many elements.
 
         With ``begins`` the first step has begun, and then that phase.
         """
@@ -72,7 +72,7 @@ class Story:
         self._segments: list[tuple[int, ...]] = []
         self.totals_known = True
         if weight is not None:
-            self.parameter(0x1000, "weight", weight)
+            self.parameter(0x1000, name, weight)
         if begins is not None:
             self.begin(0, begins)
 
@@ -137,6 +137,11 @@ class Story:
             self._total -= self._alive.get(address, (0, 0))[0]
             self._event(Action.FREE, address, 0, 0, 0)
         return self.now
+
+    def scratch(self, address: int, size: int, **where: str | int) -> None:
+        """Allocate as :meth:`alloc` does, and free at once."""
+        self.alloc(address, size, **where)  # type: ignore[arg-type]
+        self.free(address)
 
     def segment(
         self,

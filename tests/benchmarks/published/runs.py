@@ -1,7 +1,5 @@
 """What is known of a published run, what a simulation of it came to, and how the two compare."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What mixed precision made of the peaks of real GPUs: figures that others published; what is ours is in a doubt."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

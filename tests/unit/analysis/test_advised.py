@@ -1,7 +1,5 @@
 """Which findings a file of ``ampmem advise --resume`` disproves, and of which recordings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is said first: what mixed precision made of the peak, as data, in words, and beside the findings."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -57,8 +55,7 @@ def run(
     story.free(0x3000, *[0x5000] * bool(in_float32), *[0x2000] * bool(copies))
     story.enter(phase)
     if update:
-        story.alloc(0x6000, update, op="aten::_foreach_add")
-        story.free(0x6000)
+        story.scratch(0x6000, update, op="aten::_foreach_add")
     story.end(loss=1.0)
     return story.recording(run=replace(RUN, script=script), precision=precision)
 

@@ -86,8 +86,7 @@ def test_of_a_snapshot_what_dies_soon_is_temporary_where_its_birth_is_known(
 ) -> None:
     story = Story()
     story.begin(0)
-    story.alloc(IT, 8, op=op, stack=stack)
-    story.free(IT)
+    story.scratch(IT, 8, op=op, stack=stack)
     if phases:
         story.enter(Phase.BACKWARD)
     story.end()
@@ -169,8 +168,7 @@ def test_each_step_has_its_own_end(born: int) -> None:
         story.begin(step, Phase.FORWARD)
         if step == born:
             story.alloc(IT, 8, op="aten::mm")
-            story.alloc(0x20, 8, op="aten::mm")
-            story.free(0x20)
+            story.scratch(0x20, 8, op="aten::mm")
         if step == born + 1:
             story.free(IT)
         story.end()
@@ -270,8 +268,7 @@ def test_freed_at_the_instant_at_which_backward_starts_is_still_an_activation() 
 def test_only_a_backward_after_the_birth_counts() -> None:
     story = Story(begins=Phase.BACKWARD)
     story.enter(Phase.FORWARD)
-    story.alloc(IT, 8)
-    story.free(IT)
+    story.scratch(IT, 8)
     assert category_of(story) == Category.TEMPORARIES
 
 

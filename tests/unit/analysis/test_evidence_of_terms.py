@@ -25,8 +25,7 @@ def reasons(recording: Recording, mark: str, name: str) -> dict[str, tuple[str, 
 
 def story_of(steps: int = 1, *, gradients_at: int = 0x5000) -> Story:
     """Two parameters, of which the facts of the gradients say that they lie at that address and after it."""
-    story = Story()
-    story.parameter(0x1000, "up.weight", 100)
+    story = Story(weight=100, name="up.weight")
     story.parameter(0x2000, "down.weight", 50)
     for step in range(steps):
         story.begin(step, Phase.FORWARD)
@@ -69,9 +68,7 @@ def test_a_parameter_is_not_there_yet_gone_or_not_explained() -> None:
 
 @pytest.mark.parametrize(("before", "why"), [(True, None), (False, "parameters made after this mark")])
 def test_what_the_next_event_makes_comes_after_the_mark(before: bool, why: str | None) -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, name="a", begins=Phase.FORWARD)
     if before:
         story.parameter(0x2000, "late", 50)
     story.enter(Phase.BACKWARD)
@@ -83,9 +80,7 @@ def test_what_the_next_event_makes_comes_after_the_mark(before: bool, why: str |
 
 
 def test_a_gradient_that_is_seen_at_the_instant_of_a_mark_came_later() -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, name="a", begins=Phase.FORWARD)
     mark = story.enter(Phase.BACKWARD)
     story.alloc(0x2000, 400)
     story.fact(Fact.GRADIENT, 0x2000, "a", dtype="float32", at=mark)
@@ -96,8 +91,7 @@ def test_a_gradient_that_is_seen_at_the_instant_of_a_mark_came_later() -> None:
 
 def test_an_update_that_ends_at_its_mark_is_done() -> None:
     """Of two parameters only the first has a gradient, and states after the update."""
-    story = Story()
-    story.parameter(0x1000, "a", 100)
+    story = Story(weight=100, name="a")
     story.parameter(0x2000, "b", 100)
     story.begin(0, Phase.BACKWARD)
     story.tensor(Fact.GRADIENT, 0x3000, 400, "a", dtype="float32")

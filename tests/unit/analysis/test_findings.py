@@ -111,8 +111,7 @@ def test_amp_saves_or_does_not() -> None:
     assert "batch" not in unknown.message and "batch_size" not in unknown.change
     evaluates = run(Story(), activation=800)
     evaluates.begin(3, Phase.EVALUATION)
-    evaluates.alloc(0x5000, 20_000)
-    evaluates.free(0x5000)
+    evaluates.scratch(0x5000, 20_000)
     evaluates.end()
     there = told(with_batch(evaluates.recording(), 8))["amp-saves-nothing"]
     assert (there.severity, there.change) == ("info", IN_EVALUATION)
@@ -206,8 +205,7 @@ def test_a_peak_in_the_update_that_backward_would_pass_without_amp(update: int, 
     story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
     story.free(0x2000, 0x3000)
     story.enter(Phase.OPTIMIZER)
-    story.alloc(0x7000, update - 5000)
-    story.free(0x7000)
+    story.scratch(0x7000, update - 5000)
     story.end(Phase.BETWEEN)
     change = told(story.recording())["amp-saves-nothing"].change
     assert ("which AMP does not touch" not in change) == touched
@@ -479,8 +477,7 @@ def test_state_of_an_optimizer_that_was_never_called_has_no_known_size() -> None
 
 
 def test_gradients_of_a_shared_bucket_are_let_be() -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 1000)
+    story = Story(weight=1000, name="a")
     story.parameter(0x1001, "b", 1000)
     story.alloc(0x4000, 8000)
     for step in range(3):
@@ -676,8 +673,7 @@ def test_batches_of_workers_grow_only_if_those_that_a_model_was_given_stay(kept:
             story.free(0x2000 + step - 1)
         story.fact(Fact.INPUT, 0x2000 + step)
         story.enter(Phase.BACKWARD)
-        story.alloc(0x8000, 10, op="aten::mm")
-        story.free(0x8000)
+        story.scratch(0x8000, 10, op="aten::mm")
         story.end()
     found = told(story.recording(precision=FP32)).get("steady-growth")
     assert (found is not None) == kept
@@ -761,8 +757,7 @@ def with_held_outputs(*variables: tuple[int, str]) -> Recording:
         for address, name in variables:
             story.fact(Fact.VARIABLE, address, name, "/home/train.py:42 train")
         story.enter(Phase.BACKWARD)
-        story.alloc(0x4000, 5000)
-        story.free(0x4000)
+        story.scratch(0x4000, 5000)
         story.enter(Phase.OPTIMIZER)
         story.end(Phase.BETWEEN)
         story.free(0x2000, 0x3000)

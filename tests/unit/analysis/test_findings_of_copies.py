@@ -192,9 +192,7 @@ def test_each_further_use_of_a_cached_copy_would_be_a_copy(uses: dict[str, tuple
     ("cached", "alive", "size"), [(True, True, 4000), (False, True, None), (True, False, None), (False, False, None)]
 )
 def test_only_cached_copies_that_backward_finds_would_be_more(cached: bool, alive: bool, size: int | None) -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 1000)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=1000, name="a", begins=Phase.FORWARD)
     story.tensor(Fact.CAST_COPY, 0x2000, 2000, "a", op="aten::_to_copy")
     for _ in range(3):
         story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype="bfloat16")
@@ -294,8 +292,7 @@ def test_copies_that_are_gone_when_the_next_forward_starts_do_not_survive() -> N
 
 
 def test_copies_that_backward_makes_are_those_of_the_last_step_that_has_any() -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 1000)
+    story = Story(weight=1000, name="a")
     story.parameter(0x2000, "b", 1000)
     for step, again in enumerate([(4000, 4000), (2000, 1000), ()]):
         story.begin(step, Phase.FORWARD)

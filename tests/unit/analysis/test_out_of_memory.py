@@ -79,8 +79,7 @@ def test_what_is_to_come_are_the_gradients_and_the_state_that_do_not_exist() -> 
 
 def in_the_first_update() -> Recording:
     """Of two parameters the first has both states of Adam, and the second one of them."""
-    story = Story()
-    story.parameter(0x1000, "a", 100)
+    story = Story(weight=100, name="a")
     story.parameter(0x1800, "b", 10)
     story.begin(0, Phase.BACKWARD)
     for address, name, size in ((0x3000, "a", 400), (0x3800, "b", 40)):
@@ -110,8 +109,7 @@ def chunks(steps: int = 2) -> Recording:
 
     With one step the first one is that which fails.
     """
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 100)
+    story = Story(weight=100, name="layers.0.weight")
     for step in range(steps):
         story.begin(step, Phase.FORWARD)
         for address, size in ((0x2000, 8000), (0x3000, 4000)):
@@ -131,9 +129,7 @@ def chunks(steps: int = 2) -> Recording:
 
 def in_a_first_foreach_update() -> Recording:
     """The state is there, and 800 bytes of the update's temporaries."""
-    story = Story()
-    story.parameter(0x1000, "a", 1000)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=1000, name="a", begins=Phase.BACKWARD)
     story.tensor(Fact.GRADIENT, 0x10000, 4000, "a")
     story.enter(Phase.OPTIMIZER)
     for address, name in ((0x20000, "exp_avg of a"), (0x30000, "exp_avg_sq of a")):
@@ -175,8 +171,7 @@ def test_an_advice_has_the_bytes_that_it_saves_at_the_failure() -> None:
 
 
 def test_advice_for_the_peak_that_would_not_have_helped_is_not_given() -> None:
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 100)
+    story = Story(weight=100, name="layers.0.weight")
     for step in range(2):
         story.begin(step, Phase.FORWARD)
         if step:

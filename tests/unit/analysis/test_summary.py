@@ -191,8 +191,7 @@ def test_of_equal_peaks_the_last_step_is_named_that_reached_it_itself() -> None:
             story.free(0x2000)
             story.alloc(0x2000, 100)
         elif step == 0:
-            story.alloc(0x2000, 100)
-            story.free(0x2000)
+            story.scratch(0x2000, 100)
         story.end(Phase.OPTIMIZER)
         if step == 2:
             story.free(0x2000)
@@ -213,9 +212,7 @@ def test_a_peak_that_is_there_at_the_start_is_in_the_phase_of_the_start() -> Non
 
 
 def test_casts_are_sorted_by_size_then_name() -> None:
-    story = Story()
-    story.parameter(0x1000, "b", 10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, name="b", begins=Phase.FORWARD)
     for number, (name, size) in enumerate([("b", 5), ("c", 5), ("a", 5), ("big", 9), ("a", 1)]):
         story.tensor(Fact.CAST_COPY, 0x2000 + number, size, name)
         if name == "b":
@@ -306,8 +303,7 @@ def test_the_headline_has_the_most_of_the_whole_recording_wherever_it_is(after: 
     """As of a model that is made before the first forward, and of an evaluation behind the last step."""
 
     def more(story: Story) -> None:
-        story.alloc(0xA000, 40_000, op="aten::randn")
-        story.free(0xA000)
+        story.scratch(0xA000, 40_000, op="aten::randn")
 
     story = Story()
     if not after:
@@ -346,8 +342,7 @@ def rounded(first: int, then: int, *, small: int = 0) -> Story:
         for address in tensors:
             story.alloc(address, 1, block=512)
         story.free(*tensors)
-        story.alloc(0x80000, 2048 + small * step, block=2048 + 512 * small)
-        story.free(0x80000)
+        story.scratch(0x80000, 2048 + small * step, block=2048 + 512 * small)
         story.end()
     return story
 

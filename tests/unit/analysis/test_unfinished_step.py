@@ -31,8 +31,7 @@ from ampmem.reporters.text.table import render
 
 def in_the_second_step() -> Recording:
     """The first step is a whole one, without any optimizer state; the second asks in vain in its forward."""
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 100)
+    story = Story(weight=100, name="layers.0.weight")
     for step in range(2):
         story.begin(step, Phase.FORWARD)
         story.alloc(0x2000, 200 + 4000 * step)

@@ -5,8 +5,6 @@ mean of squares. Its arguments are ``norm.weight, norm.bias, x, up.weight, up.bi
 ``x`` of the second block.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

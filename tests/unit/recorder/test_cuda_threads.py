@@ -1,7 +1,5 @@
 """Any sequence of calls, on any thread, at any moment: what is recorded agrees with the allocator's own counts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 The GPU of the first source is not named, and assumed; of what it could be, the size of the cuBLAS workspace matters.
 """
 
-from __future__ import annotations
-
 from ampmem.allocator.settings import MIB
 from published.runs import Precision, PublishedRun
 

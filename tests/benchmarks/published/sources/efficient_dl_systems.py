@@ -4,8 +4,6 @@ Each was measured after the cells before it, in one process. Which GPU it was in
 the notebook's text speaks of a V100 machine, which may be older than its figures.
 """
 
-from __future__ import annotations
-
 from published.runs import Precision, PublishedRun
 
 _NOTEBOOK = "mryab/efficient-dl-systems"

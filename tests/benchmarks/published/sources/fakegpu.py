@@ -3,8 +3,6 @@
 That predictor's own figures are rounded to a percentage, so they are not compared.
 """
 
-from __future__ import annotations
-
 from published.runs import PublishedRun
 
 _REPOSITORY = "github.com/FanBB2333/FakeGPU"

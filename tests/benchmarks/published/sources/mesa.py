@@ -1,7 +1,5 @@
 """What vision transformers take in the training script of DeiT, as the authors of Mesa measured it without theirs."""
 
-from __future__ import annotations
-
 from published.runs import PublishedRun
 
 

@@ -1,7 +1,5 @@
 """Runs from recipes, from books and from pull requests."""
 
-from __future__ import annotations
-
 from published.runs import Precision, PublishedRun
 
 _RECIPE = (

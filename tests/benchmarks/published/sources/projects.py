@@ -1,7 +1,5 @@
 """Runs that projects publish of their own benchmarks and recipes; each is repeated by a script of its own."""
 
-from __future__ import annotations
-
 from published.runs import NOT_EXPLAINED, Precision, PublishedRun
 
 MIB = 1 << 20

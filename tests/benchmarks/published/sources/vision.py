@@ -1,7 +1,5 @@
 """Convolutional networks under mixed precision."""
 
-from __future__ import annotations
-
 from published.runs import Precision, PublishedRun
 
 _RESNET = "an open benchmark of mixed precision (torchvision's ResNet-50, batch 256, on a GPU that is not named)"

@@ -6,8 +6,6 @@ longest text was: single samples without padding.
 Measured was the driver's peak less what was in use at the start, which is what the allocator reserved.
 """
 
-from __future__ import annotations
-
 import re
 
 from published.runs import NOT_EXPLAINED, Family, PublishedRun

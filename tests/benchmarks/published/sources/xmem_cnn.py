@@ -10,8 +10,6 @@ What a run is taken to reserve, and the range about it, were chosen with the mod
 figures of most of the others had been seen before.
 """
 
-from __future__ import annotations
-
 from published.runs import PublishedRun
 from published.sources.xmem import published
 

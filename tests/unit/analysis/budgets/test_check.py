@@ -24,8 +24,7 @@ SCHEMA = check_schema()
 
 def trained(*, saved: int = 1000, kept: int = 0, line: int = 9, steps: int = 3, skipped: tuple[int, ...] = ()) -> Story:
     """Steps of a model with an encoder and a head; each saves so many bytes and leaves ``kept`` behind."""
-    story = Story()
-    story.parameter(0x1000, "encoder.0.weight", 100)
+    story = Story(weight=100, name="encoder.0.weight")
     story.parameter(0x2000, "head.weight", 50)
     for step in range(steps):
         story.begin(step, Phase.FORWARD)
@@ -269,8 +268,7 @@ def test_what_a_module_holds_is_explained_at_the_instant_at_which_it_is_measured
 
 def moving(*, gelu: int, saved: int = 1000, update: int = 3000, extra: int = 0) -> Recording:
     """A run with its peak in the update of the optimizer or, if ``gelu`` saves enough, in forward."""
-    story = Story()
-    story.parameter(0x1000, "head.weight", 100)
+    story = Story(weight=100, name="head.weight")
     for step in range(2):
         story.begin(step, Phase.FORWARD)
         story.tensor(
@@ -280,16 +278,13 @@ def moving(*, gelu: int, saved: int = 1000, update: int = 3000, extra: int = 0) 
             story.tensor(
                 Fact.SAVED, 0x5000, gelu, "aten::gelu", module="act", op="aten::gelu", stack="/home/me/net.py:8 forward"
             )
-        story.alloc(0x6000, 900, op="aten::_log_softmax", stack="/home/me/train.py:11 step")
-        story.free(0x6000)
+        story.scratch(0x6000, 900, op="aten::_log_softmax", stack="/home/me/train.py:11 step")
         if extra:
-            story.alloc(0x7000, extra, op="aten::_log_softmax", stack="/home/me/train.py:12 step")
-            story.free(0x7000)
+            story.scratch(0x7000, extra, op="aten::_log_softmax", stack="/home/me/train.py:12 step")
         story.enter(Phase.BACKWARD)
         story.free(0x4000, *([0x5000] if gelu else []))
         story.enter(Phase.OPTIMIZER)
-        story.alloc(0x8000, update, op="Optimizer.step#AdamW.step")
-        story.free(0x8000)
+        story.scratch(0x8000, update, op="Optimizer.step#AdamW.step")
         story.end()
     return story.recording()
 
