@@ -20,8 +20,6 @@ ampmem's time goes, --long what one step of so many allocator events costs, or w
 the extension, if AMPMEM_EXTENSION=on is set.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ overhead.py starts it, ``emulated`` on PyTorch's own CUDA build (tests/emulated/
 ``--long`` it prints one line of JSON for each PROGRAM/STEPS, such as gpt/20.
 """
 
-from __future__ import annotations
-
 import os
 
 # Before torch is imported: its profiler would write to stderr, and waiting threads would burn CPU time.

@@ -10,8 +10,6 @@ that is in FILE then, and ``--docs`` writes the short tables of ``docs/simulatio
 them, in the versions that it was published with, in a folder of the user's cache; torch is that of the interpreter.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

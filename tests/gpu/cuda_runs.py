@@ -109,6 +109,5 @@ def assert_conserved(profile: ampmem.Profile) -> None:
     assert layers.allocated + layers.cached == layers.reserved
     assert layers.cached >= 0 and layers.outside > 0
     assert layers.outside_process is None or 0 < layers.outside_process <= layers.outside
-    assert recording.allocator is not None
     assert recording.allocator.peaks[recording.allocator.device] >= layers.allocated
     assert not any("lost" in note for note in recording.notes)

@@ -20,11 +20,13 @@ from ampmem.events import (
     PhaseColumns,
     PlaceRecord,
     PrecisionRecord,
+    PredictionRecord,
     Recording,
     RunRecord,
     SegmentAction,
     SegmentColumns,
     StepRecord,
+    TermsRecord,
 )
 from ampmem.recording import Batch, Description, RecordingWriter, add_plain_steps
 from ampmem.vocabulary import SourceKind
@@ -45,13 +47,17 @@ RUN = RunRecord(
 )
 FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 AMP = PrecisionRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
+NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 
 
 class Story:
     """Each call happens ten nanoseconds after the one before, in the phase entered last; the first in SETUP."""
 
-    def __init__(self, *, weight: int | None = None) -> None:
-        """With ``weight`` the model has one parameter of that name, at 0x1000, with so many elements."""
+    def __init__(self, *, weight: int | None = None, name: str = "weight", begins: Phase | None = None) -> None:
+        """With ``weight`` the model has one parameter, called ``name``, at 0x1000, with so many elements.
+
+        With ``begins`` the first step has begun, and then that phase.
+        """
         self.now = 0
         self._step, self._phase = -1, Phase.SETUP
         self._started = 0
@@ -66,7 +72,9 @@ class Story:
         self._segments: list[tuple[int, ...]] = []
         self.totals_known = True
         if weight is not None:
-            self.parameter(0x1000, "weight", weight)
+            self.parameter(0x1000, name, weight)
+        if begins is not None:
+            self.begin(0, begins)
 
     def enter(self, phase: Phase) -> int:
         """Enter ``phase``; says when."""
@@ -129,6 +137,11 @@ class Story:
             self._total -= self._alive.get(address, (0, 0))[0]
             self._event(Action.FREE, address, 0, 0, 0)
         return self.now
+
+    def scratch(self, address: int, size: int, **where: str | int) -> None:
+        """Allocate as :meth:`alloc` does, and free at once."""
+        self.alloc(address, size, **where)  # type: ignore[arg-type]
+        self.free(address)
 
     def segment(
         self,
@@ -257,6 +270,23 @@ def precision_run(
     return replace(recording, plain_step_ns=plain)
 
 
+def predicted(tensors: int, **changes: object) -> PredictionRecord:
+    """Of a simulated GPU with 1 GiB, nothing outside of the allocator, and so many bytes of tensors at the peak."""
+    terms = TermsRecord(tensors=tensors, workspaces={}, scratch={}, rounding=0, cached=0)
+    record = PredictionRecord(
+        total=1 << 30,
+        outside=0,
+        allocated=terms,
+        reserved=terms,
+        highest_allocated=tensors,
+        highest_reserved=tensors,
+        bounds={},
+        unmodelled=(),
+        ran_out=False,
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
 def small_run(story: Story | None = None) -> Story:
     """Two steps of a two-layer model under autocast, after ``story``; the second makes no optimizer state."""
     story = Story() if story is None else story
@@ -322,6 +352,14 @@ def gpu_run() -> Story:
         story.segment(0x20000, 0x2000, SegmentAction.RELEASE)
         story.segment(0x40000, 0x3000, SegmentAction.RELEASE, expandable=True)
     return story
+
+
+def later(recording: Recording, by_ns: int) -> Recording:
+    """``recording`` as if it had been made so many nanoseconds later."""
+    steps = [replace(step, start_ns=step.start_ns + by_ns, end_ns=step.end_ns + by_ns) for step in recording.steps]
+    columns = {name: getattr(recording, name) for name in ("events", "facts", "phases")}
+    moved = {name: replace(column, time_ns=column.time_ns + by_ns) for name, column in columns.items()}
+    return replace(recording, steps=tuple(steps), **moved)
 
 
 def as_batches(recording: Recording, parts: int = 1) -> list[Batch]:

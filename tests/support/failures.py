@@ -8,11 +8,10 @@ from ampmem.allocator.oom import pack_segments
 from ampmem.events import Fact, OomRecord, Phase, PrecisionRecord, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.vocabulary import SourceKind
-from support.build import RUN, Story
+from support.build import FP32, RUN, Story
 
 OUT_OF_MEMORY = FailureRecord(kind=FailureKind.RAISED, error="torch.OutOfMemoryError", message="CUDA out of memory")
 GRADIENTS = 40_000
-FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
 
 def oom_at(time_ns: int, alive: Sequence[int], *, step: int = 0, **changes: object) -> OomRecord:
@@ -61,14 +60,11 @@ def ended(
 
 def in_forward() -> Recording:
     """400 bytes of a parameter; forward keeps 700, of which 200 are saved, and has dropped 50 again."""
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, name="layers.0.weight", begins=Phase.FORWARD)
     story.alloc(0x2000, 200, op="aten::mm", module="layers.0")
     story.fact(Fact.SAVED, 0x2000, "aten::mm")
     story.tensor(Fact.OUTPUT, 0x3000, 500, "aten::add", module="layers.0", op="aten::add", dtype="float32")
-    story.alloc(0x4000, 50, op="aten::neg", module="layers.0")
-    story.free(0x4000)
+    story.scratch(0x4000, 50, op="aten::neg", module="layers.0")
     story.now += 10
     when = story.now
     story.free(0x2000, 0x3000)  # the exception unwinds
@@ -77,8 +73,7 @@ def in_forward() -> Recording:
 
 def in_backward() -> Recording:
     """The gradient of one of two parameters is there, and 300 bytes that are to become something."""
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 100)
+    story = Story(weight=100, name="layers.0.weight")
     story.parameter(0x1800, "layers.1.weight", 10)
     story.begin(0, Phase.FORWARD)
     story.alloc(0x2000, 200)
@@ -93,8 +88,7 @@ def in_backward() -> Recording:
 
 def late_zero_grad() -> Recording:
     """Gradients that are the most of all are freed late in every forward, and memory runs out in the third."""
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 100)
+    story = Story(weight=100, name="layers.0.weight")
     for step in range(3):
         story.begin(step, Phase.FORWARD)
         story.alloc(0x2000 + step, 3000, op="aten::mm")

@@ -74,8 +74,7 @@ def encoder(layers: int = 12) -> Recording:
                 story.tensor(
                     Fact.OPTIMIZER_STATE, 0x8000 + number, 4 * (50_000 + number), f"exp_avg_sq of {name}.weight"
                 )
-        story.alloc(0x7000, 4 * 50_000 * layers, op="aten::_foreach_sqrt")
-        story.free(0x7000)
+        story.scratch(0x7000, 4 * 50_000 * layers, op="aten::_foreach_sqrt")
         story.end(loss=2.5 - step)
         story.enter(Phase.BETWEEN)
         story.free(*(0x5000 + number for number in range(layers)), 0x2000)

@@ -67,7 +67,6 @@ def workload(
 def judged(analysis: Analysis, index: int | None = None) -> StaticVerdict:
     """The verdict, which must hold for every component at every mark, and measure what the categories say."""
     verdict = judge(analysis, analysis.ledger, index)
-    assert verdict is not None
     at = len(analysis.marks) - 1 if index is None else index
     names = [mark for mark in STEP_MARKS if getattr(analysis.marks[at], mark) is not None]
     assert [(part.mark, part.component) for part in verdict.components] == [

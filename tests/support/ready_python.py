@@ -151,7 +151,6 @@ def _started(interpreter: str) -> Path:
         listener.close()
 
     def end() -> None:
-        assert server.stdin is not None
         server.stdin.close()  # what it ends by
         server.wait()
         folder.cleanup()

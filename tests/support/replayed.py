@@ -105,7 +105,6 @@ class _Addresses:
         recorded = self._by_size[size]
         if recorded:
             return recorded.popleft()
-        assert self.allocator is not None
         return self.allocator.driver.reserve_addresses(size)
 
 

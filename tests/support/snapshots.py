@@ -52,14 +52,15 @@ REDUCTION: Frames = [native("void at::native::gpu_reduce_kernel<float>()"), op("
 
 
 class Story:
-    """Allocs and frees, one microsecond apart; ``before`` is there when the trace starts."""
+    """Allocs and frees, one microsecond apart; ``before`` is there when the trace starts, by name and bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, **before: int) -> None:
         self.events: list[dict[str, Any]] = []
         self._addresses: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._next = 1 << 40
         self.now = 1_700_000_000_000_000
+        self.before(**before)
 
     def before(self, **sizes: int) -> None:
         """Blocks that were there before the trace."""

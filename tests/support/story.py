@@ -83,8 +83,7 @@ def _step(story: Story, step: int, precision: str, layers: int, batch: int) -> N
 
 
 def _scratch(story: Story, size: int, module: str) -> None:
-    story.alloc(0x2, size, op="aten::add", module=module, stack=CODE)
-    story.free(0x2)
+    story.scratch(0x2, size, op="aten::add", module=module, stack=CODE)
 
 
 LAUNCHER = "<frozen runpy>:198 _run_module_as_main"

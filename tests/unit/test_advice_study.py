@@ -1,7 +1,5 @@
 """The study of advice without its runs: what its file says is what blocks compute, and its page is of its file."""
 
-from __future__ import annotations
-
 import json
 import sys
 from itertools import combinations

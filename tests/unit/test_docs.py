@@ -52,7 +52,6 @@ def refused(line: str) -> str | None:
     if name not in SUBCOMMANDS:
         return f"there is no subcommand {name}"
     command = group.get_command(click.Context(group), name)
-    assert command is not None
     context = click.Context(command, info_name=name, **command.context_settings)
     try:
         given, _, order = command.make_parser(context).parse_args(arguments)

@@ -15,7 +15,6 @@ def told(alive: list[int]) -> Growth | None:
 
 def test_a_leak_of_one_kibibyte_a_step_beside_a_gibibyte() -> None:
     found = told([1024 * MIB + 1024 * step for step in range(100)])
-    assert found is not None
     assert (found.per_step, found.total, found.noise) == (1024.0, 89 * 1024, 0)
     assert (found.first, found.last) == (10, 99), "the first tenth is left out"
 
@@ -49,7 +48,6 @@ def test_a_verdict_takes_twenty_steps(steps: int) -> None:
 )
 def test_every_steady_rise_is_found_with_its_slope(steps: int, each: int, base: int) -> None:
     found = told([base + each * step for step in range(steps)])
-    assert found is not None
     assert found.per_step == each
     assert found.noise == 0
 

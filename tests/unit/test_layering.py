@@ -1,7 +1,5 @@
 """Who may import whom, read from the source of every module: the rows of the layout, from the bottom up."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence

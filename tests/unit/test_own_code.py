@@ -1,7 +1,5 @@
 """Tests which line a message names as the script's."""
 
-from __future__ import annotations
-
 import pytest
 from typing_extensions import deprecated
 

@@ -1,7 +1,5 @@
 """Two numbers that are passed around without a source, and what is known of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

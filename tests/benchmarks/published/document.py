@@ -1,7 +1,5 @@
 """The table as JSON, from which the page is made."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict

@@ -3,8 +3,6 @@
 One that would have no line is left as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The scatter of predicted and real peaks, as an SVG without a script."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The libraries that a published run was made with, in folders of their own; torch is the interpreter's."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

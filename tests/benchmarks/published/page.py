@@ -1,7 +1,5 @@
 """The page of the published runs: one file that loads nothing."""
 
-from __future__ import annotations
-
 import html
 from collections import Counter
 from collections.abc import Iterable, Sequence

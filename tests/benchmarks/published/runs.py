@@ -1,7 +1,6 @@
 """What is known of a published run, what a simulation of it came to, and how the two compare."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,14 +26,14 @@ class PublishedRun:
     source: str
     """Where the figure is published: repository and path, or address."""
     address: str = ""
-    """Of ``source``, to be opened; empty where it is not known."""
-    family: Family
+    """Of ``source``, to be opened: the page that it begins with where none is given; empty where it is not known."""
+    family: Family = "transformer"
     precision: Precision
     gpu: str
     """What to simulate: a name that ``--gpu`` takes, or an amount of memory. The real one where that is known."""
     gpu_assumed: bool = False
     """Where the source does not name it, or not surely."""
-    torch: str
+    torch: str = ""
     """The version of the published run; empty where it is not said."""
     what: What
     """What was measured: a peak of the allocator; ``device`` for what the driver or ``nvidia-smi`` said; ``fits`` for
@@ -64,6 +63,8 @@ class PublishedRun:
     """What a miss is, or may be, explained by."""
 
     def __post_init__(self) -> None:
+        if not self.address and self.source.startswith(("github.com/", "huggingface.co/")):
+            object.__setattr__(self, "address", f"https://{re.split('[:, ]', self.source)[0]}")
         if (self.what == "fits") != (self.fitted is not None) or (self.what == "fits") == (self.real > 0):
             raise ValueError(f"{self.key}: a run has either bytes, or whether it fitted")
 

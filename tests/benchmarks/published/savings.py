@@ -1,7 +1,5 @@
 """What mixed precision made of the peaks of real GPUs: figures that others published; what is ours is in a doubt."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -11,12 +9,12 @@ class Saving:
 
     what: str
     source: str
-    measured: str
+    measured: str = "allocated"
     """How: allocated, reserved, or what the driver says."""
-    precision: str
+    precision: str = "fp16 autocast"
     fp32: float
     mixed: float
-    unit: str
+    unit: str = "MiB"
     address: str = ""
     """Of ``source``, to be opened; empty where it is not known."""
     doubt: str = ""
@@ -43,22 +41,17 @@ SAVINGS = (
     Saving(
         what="ResNet-50, batch 256 at 224, SGD with momentum",
         source="an open benchmark script and its printed results (GPU not named)",
-        measured="allocated",
         precision="fp16 autocast with a gradient scaler; bfloat16 autocast the same",
         fp32=21399.2,
         mixed=11210.3,
-        unit="MiB",
     ),
     *(
         Saving(
             what=f"language model of 128 million parameters, training step, AdamW, batch 4, {context} tokens",
             source=COURSE,
             address=f"https://{COURSE.partition(',')[0]}",
-            measured="allocated",
-            precision="fp16 autocast",
             fp32=fp32,
             mixed=mixed,
-            unit="MiB",
         )
         for context, fp32, mixed in (
             (128, 2489.156, 2479.390),
@@ -72,11 +65,9 @@ SAVINGS = (
             source=SWEEP,
             address=f"https://{SWEEP.partition(',')[0]}",
             doubt="the batch is the default of its script",
-            measured="allocated",
             precision="bfloat16 autocast",
             fp32=fp32,
             mixed=mixed,
-            unit="MiB",
         )
         for context, fp32, mixed in ((128, 52633.995, 52631.209), (2048, 93355.729, 84484.167))
     ),
@@ -84,11 +75,8 @@ SAVINGS = (
         what="language model of 3.4 billion parameters, forward with gradients, batch 4, 128 tokens",
         source=COURSE,
         address=f"https://{COURSE.partition(',')[0]}",
-        measured="allocated",
-        precision="fp16 autocast",
         fp32=18359.777,
         mixed=22833.340,
-        unit="MiB",
     ),
     *(
         Saving(
@@ -99,7 +87,6 @@ SAVINGS = (
             precision="fp16: apex or AMP",
             fp32=fp32,
             mixed=mixed,
-            unit="MiB",
             doubt=NO_UNIT,
         )
         for batch, fp32, mixed in ((8, 4247, 4163), (16, 4971, 4793), (32, 6827, 6207), (64, 10037, 8061))
@@ -107,8 +94,6 @@ SAVINGS = (
     Saving(
         what="three linear layers of 6144, batch 512, SGD",
         source=DEEP,
-        measured="allocated",
-        precision="fp16 autocast",
         fp32=2271,
         mixed=2327,
         unit="MB",
@@ -118,7 +103,6 @@ SAVINGS = (
     Saving(
         what="the same, with a gradient scaler",
         source=DEEP,
-        measured="allocated",
         precision="fp16 autocast with a gradient scaler",
         fp32=2271,
         mixed=2535,
@@ -129,8 +113,6 @@ SAVINGS = (
     Saving(
         what="the same course in 2022",
         source=DEEP,
-        measured="allocated",
-        precision="fp16 autocast",
         fp32=2380.75,
         mixed=2500.28,
         unit="MB",
@@ -140,7 +122,6 @@ SAVINGS = (
     Saving(
         what="the same course in 2022, with a gradient scaler",
         source=DEEP,
-        measured="allocated",
         precision="fp16 autocast with a gradient scaler",
         fp32=2380.75,
         mixed=2896.74,
@@ -151,20 +132,16 @@ SAVINGS = (
     Saving(
         what="a small CNN on MNIST, batch 512, on a T4",
         source=T4,
-        measured="allocated",
         precision="fp16 autocast with a gradient scaler",
         fp32=398.0,
         mixed=167.3,
-        unit="MiB",
     ),
     Saving(
         what="the loop of PyTorch's recipe for AMP, on a T4",
         source=f"{T4} of PyTorch's amp_recipe.py",
-        measured="allocated",
         precision="fp16 autocast with a gradient scaler",
         fp32=1288.1,
         mixed=1504.2,
-        unit="MiB",
         doubt="the second loop ran after the first, in the same process; simulated alone it is 103.4 % of FP32",
     ),
     *(

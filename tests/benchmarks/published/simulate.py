@@ -9,8 +9,6 @@ done: empty, or the script's last words where it failed. Peaks are those since t
 ``torch.cuda.reset_peak_memory_stats``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -1,7 +1,5 @@
 """The allocations of a recording of a GPU beside those of the simulation, one by one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

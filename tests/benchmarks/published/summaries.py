@@ -1,7 +1,5 @@
 """What a table of published runs comes to: medians, worst, and how other predictors did on the same runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median

@@ -1,7 +1,5 @@
 """The rows as lines of text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 

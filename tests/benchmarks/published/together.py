@@ -1,7 +1,5 @@
 """Simulates published runs, some at a time, each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Errors, as the page and the documentation write them."""
 
-from __future__ import annotations
-
 SMALLEST = 0.00005
 """From which error on there is something but zeros in its digits."""
 

@@ -116,7 +116,6 @@ def recorded_peaks(recording: Recording, seconds: float = 0.0) -> Peaks:
 def simulated_peaks(recording: Recording, seconds: float = 0.0) -> Peaks:
     """The prediction's two peaks, and the same with the most that is assumed for what is not known."""
     found = recording.prediction
-    assert found is not None
     levels = [
         each.tensors + sum(each.workspaces.values()) + sum(each.scratch.values()) + each.rounding
         for each in (found.allocated, found.reserved)

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from support.build import RUN, add_plain_steps, as_batches, gpu_run, small_run
+from support.build import RUN, add_plain_steps, as_batches, gpu_run, predicted, small_run
 
 from ampmem.events import (
     AllocatorRecord,
@@ -17,7 +17,6 @@ from ampmem.events import (
     ParameterRecord,
     Phase,
     PrecisionRecord,
-    PredictionRecord,
     Recording,
     TermsRecord,
 )
@@ -30,8 +29,8 @@ from ampmem.vocabulary import Mark, Precision, SourceKind
 
 AMP = PrecisionRecord(name=Precision.AMP, dtype="bfloat16", cache=True, scaler=True)
 TERMS = TermsRecord(tensors=5000, workspaces={"cuBLAS": 512}, scratch={"aten::sort": 100}, rounding=24, cached=2000)
-PREDICTION = PredictionRecord(
-    total=1 << 30,
+PREDICTION = predicted(
+    0,
     outside=1 << 20,
     allocated=TERMS,
     reserved=TERMS,
@@ -39,7 +38,6 @@ PREDICTION = PredictionRecord(
     highest_reserved=12000,
     bounds={"cuDNN's workspaces": 400},
     unmodelled=("what sort allocates",),
-    ran_out=False,
     libraries={"NCCL's buffers": 100},
     libraries_at_most={"NCCL's buffers": 300},
 )

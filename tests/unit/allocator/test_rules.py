@@ -379,7 +379,7 @@ def segment(pool: tuple[int, int], *, small: bool, stream: int, free: int) -> Sn
     sizes = (512, True, False), (1024, False, True), (free, False, False)
     address, blocks = 0x100000, []
     for size, allocated, awaiting in sizes:
-        blocks.append(SnapshotBlock(address=address, size=size, requested=size, allocated=allocated, awaiting=awaiting))
+        blocks.append(SnapshotBlock(address, size, size - 12, allocated, awaiting))
         address += size
     return SnapshotSegment(
         address=0x100000,

@@ -120,7 +120,6 @@ def test_calls_that_cannot_have_led_there_are_told(final: list[Extent], call: tu
 def test_layers_at_every_event() -> None:
     analysis = analyse(gpu_run().recording())
     layers = analysis.layers
-    assert layers is not None
     before = 3 * 0x800
     # Each value is that right after an event: what is released after the last free shows with the next event.
     step = [0x3000, 0x6000, 0x6000, 0x6000, 0x6000, 0x6000]
@@ -193,7 +192,6 @@ def test_a_segment_that_goes_between_the_last_event_and_a_mark_counts_at_the_mar
     story.end()
     analysis = analyse(story.recording())
     layers = analysis.layers
-    assert layers is not None
     assert layers.reserved_at(mark, analysis.timeline.position(mark)) == 0x1000
     assert layers.reserved.tolist() == [0, 0x2000, 0x2000]
     assert layers.peak_between(1, 2) == 0x2000
@@ -210,7 +208,6 @@ def test_blocks_without_a_segment_are_a_residual() -> None:
 def test_the_address_map_fills_every_segment_at_every_event() -> None:
     analysis = analyse(gpu_run().recording())
     layers, lives = analysis.layers, analysis.lifetimes
-    assert layers is not None
     for position in range(len(analysis.recording.events) + 1):
         segments = list(address_map(analysis, position))
         assert sum(each.extent.size for each in segments) == layers.reserved[position]

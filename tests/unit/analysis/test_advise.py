@@ -1,7 +1,5 @@
 """The search for changes over made-up peaks: what is run next, what is never run twice, and what comes first."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

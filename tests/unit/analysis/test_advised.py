@@ -1,7 +1,5 @@
 """Which findings a file of ``ampmem advise --resume`` disproves, and of which recordings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -123,7 +121,6 @@ def shown(recording: Recording) -> tuple[Summary, RankRun]:
     left = advised({FUSED: ran(100 * MIB), FOREACH: ran(100 * MIB)}).rank_without_disproved(
         replace(run, entry=replace(run.entry, summary=summary))
     )
-    assert left.summary is not None
     return left.summary, left
 
 

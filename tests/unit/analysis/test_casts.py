@@ -75,7 +75,6 @@ def test_holders_of_each_parameter_and_at_the_end_of_forward() -> None:
     }
     holders = found.steps[0].after_forward
     one = CopyCount(copies=1, bytes=20)
-    assert holders is not None
     assert (holders.cache, holders.autograd, holders.both, holders.neither) == (one, one, one, one)
 
 
@@ -83,7 +82,6 @@ def test_what_the_cache_let_go_of_before_the_mark_is_not_held_by_it_then() -> No
     story = run()
     clear(story, 0x1000, 0x2000)
     holders = analyse(finished(story)).casts.steps[0].after_forward
-    assert holders is not None
     assert (holders.cache, holders.both) == (NONE, NONE)
     assert (holders.autograd.copies, holders.neither.copies) == (2, 2)
 

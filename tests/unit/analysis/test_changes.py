@@ -1,7 +1,5 @@
 """Each change of ``Forced`` has one entry, and what forces it."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from ampmem.analysis.changes import CHANGES

@@ -2,14 +2,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from support.build import RUN, Story
 from support.documents import ROOT
 from support.failures import ended
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.classify import RULES, view_of
 from ampmem.events import OTHER_THREADS, Action, Fact, Phase, Recording
 from ampmem.vocabulary import SourceKind
@@ -32,31 +31,6 @@ def born_in(phase: Phase, *, op: str = "", module: str = "") -> Story:
     story.begin(0, phase)
     story.alloc(IT, 8, op=op, module=module)
     return story
-
-
-@pytest.mark.parametrize(
-    ("fact", "category"),
-    [
-        (Fact.PARAMETER, Category.PARAMETERS),
-        (Fact.MASTER_COPY, Category.MASTER_COPIES),
-        (Fact.GRADIENT, Category.GRADIENTS),
-        (Fact.OPTIMIZER_STATE, Category.OPTIMIZER_STATE),
-        (Fact.PARAMETER_COPY, Category.PARAMETERS),
-        (Fact.BUFFER, Category.BUFFERS),
-        (Fact.COMMUNICATION, Category.COMMUNICATION),
-        (Fact.COLLECTIVE, Category.COMMUNICATION),
-        (Fact.CAST_COPY, Category.CAST_COPIES),
-        (Fact.INPUT, Category.INPUTS),
-        (Fact.SAVED, Category.ACTIVATIONS),
-        (Fact.RECOMPUTED, Category.ACTIVATIONS),
-        (Fact.OUTPUT, Category.OTHER),
-    ],
-)
-def test_one_fact_alone(fact: Fact, category: Category) -> None:
-    story = born_in(Phase.BACKWARD)
-    story.fact(fact, IT, "its name")
-    assert category_of(story) == category
-    assert name_of(story) == ("" if fact == Fact.OUTPUT else "its name")
 
 
 ORDER = [
@@ -112,8 +86,7 @@ def test_of_a_snapshot_what_dies_soon_is_temporary_where_its_birth_is_known(
 ) -> None:
     story = Story()
     story.begin(0)
-    story.alloc(IT, 8, op=op, stack=stack)
-    story.free(IT)
+    story.scratch(IT, 8, op=op, stack=stack)
     if phases:
         story.enter(Phase.BACKWARD)
     story.end()
@@ -123,27 +96,19 @@ def test_of_a_snapshot_what_dies_soon_is_temporary_where_its_birth_is_known(
     assert CATEGORIES[seen] == Category.TEMPORARIES, "a recording has seen it"
 
 
+def test_what_is_computed_again_has_the_name_of_that_and_a_result_of_an_op_has_none() -> None:
+    story = born_in(Phase.BACKWARD)
+    story.fact(Fact.OUTPUT, IT, "its name")
+    assert name_of(story) == ""
+    story.fact(Fact.RECOMPUTED, IT, "MmBackward0")
+    assert name_of(story) == "MmBackward0"
+
+
 def test_the_first_of_several_names_is_kept() -> None:
     story = born_in(Phase.SETUP)
     for name in ("embedding.weight", "head.weight"):
         story.fact(Fact.PARAMETER, IT, name)
     assert name_of(story) == "embedding.weight"
-
-
-def test_what_a_collective_of_forward_gives_is_an_activation_where_backward_needs_it() -> None:
-    story = born_in(Phase.FORWARD)
-    story.fact(Fact.COLLECTIVE, IT, "all_gather")
-    assert category_of(story) == Category.COMMUNICATION
-    story.fact(Fact.SAVED, IT, "MmBackward0")
-    assert category_of(story) == Category.ACTIVATIONS
-
-
-def test_an_unsharded_parameter_that_autograd_saves_is_no_activation() -> None:
-    story = born_in(Phase.FORWARD, op="aten::empty")
-    story.fact(Fact.SAVED, IT, "MmBackward0")
-    story.fact(Fact.COMMUNICATION, IT, "unsharded_parameters", "layers.0")
-    assert category_of(story) == Category.COMMUNICATION
-    assert name_of(story) == "unsharded_parameters"
 
 
 def test_an_input_made_by_a_module_is_none() -> None:
@@ -172,10 +137,6 @@ def test_a_batch_is_not_a_gradient(phase: Phase, given: bool, category: Category
     assert category_of(story) == category
 
 
-def test_what_loading_makes_is_input() -> None:
-    assert category_of(born_in(Phase.DATA)) == Category.INPUTS
-
-
 @pytest.mark.parametrize(
     ("phase", "category"),
     [
@@ -199,14 +160,6 @@ def scratch(change: Callable[[Story], object] = lambda story: None, *, op: str =
     return story
 
 
-def test_scratch_that_outlives_its_step_is_workspace() -> None:
-    assert category_of(scratch()) == Category.WORKSPACE
-    later = scratch()
-    later.begin(1)
-    later.free(IT)
-    assert category_of(later) == Category.WORKSPACE
-
-
 @pytest.mark.parametrize("born", [0, 1, 2, 3])
 def test_each_step_has_its_own_end(born: int) -> None:
     """Scratch of forward is workspace where it outlives the step that it was born in, and is given back later."""
@@ -215,8 +168,7 @@ def test_each_step_has_its_own_end(born: int) -> None:
         story.begin(step, Phase.FORWARD)
         if step == born:
             story.alloc(IT, 8, op="aten::mm")
-            story.alloc(0x20, 8, op="aten::mm")
-            story.free(0x20)
+            story.scratch(0x20, 8, op="aten::mm")
         if step == born + 1:
             story.free(IT)
         story.end()
@@ -270,8 +222,7 @@ def test_workspace_needs_forward() -> None:
     ],
 )
 def test_the_engines_thread_has_a_workspace_as_large_as_that_of_forward(size: int, op: str, category: Category) -> None:
-    story = Story()
-    story.begin(0, Phase.FORWARD)
+    story = Story(begins=Phase.FORWARD)
     story.alloc(IT + 1024, 8, op="aten::addmm")
     story.enter(Phase.BACKWARD)
     story.alloc(IT, size, op=op)
@@ -299,11 +250,7 @@ def test_scratch_freed_before_its_step_ends_is_no_workspace() -> None:
     assert category_of(story) == Category.ACTIVATIONS
 
 
-def test_alive_when_backward_starts_is_an_activation() -> None:
-    freed_in_backward = born_in(Phase.FORWARD)
-    freed_in_backward.enter(Phase.BACKWARD)
-    freed_in_backward.free(IT)
-    assert category_of(freed_in_backward) == Category.ACTIVATIONS
+def test_freed_before_backward_starts_is_no_activation() -> None:
     freed_before = born_in(Phase.FORWARD)
     freed_before.free(IT)
     freed_before.enter(Phase.BACKWARD)
@@ -319,11 +266,9 @@ def test_freed_at_the_instant_at_which_backward_starts_is_still_an_activation() 
 
 
 def test_only_a_backward_after_the_birth_counts() -> None:
-    story = Story()
-    story.begin(0, Phase.BACKWARD)
+    story = Story(begins=Phase.BACKWARD)
     story.enter(Phase.FORWARD)
-    story.alloc(IT, 8)
-    story.free(IT)
+    story.scratch(IT, 8)
     assert category_of(story) == Category.TEMPORARIES
 
 
@@ -334,20 +279,6 @@ def test_temporaries_die_soon(steps_later: int, category: str) -> None:
         story.begin(step)
     story.free(IT)
     assert category_of(story) == category
-
-
-def test_what_never_dies_is_no_temporary() -> None:
-    assert category_of(born_in(Phase.OPTIMIZER)) == Category.OTHER
-
-
-@pytest.mark.parametrize("phase", [Phase.DATA, Phase.FORWARD, Phase.BACKWARD])
-def test_what_other_threads_hold_is_other_wherever_it_was_born(phase: Phase) -> None:
-    story = born_in(phase)
-    story.alloc(OTHER_THREADS, 8)
-    story.free(OTHER_THREADS)
-    analysis = analyse(story.recording())
-    (found,) = np.flatnonzero(analysis.lifetimes.address == OTHER_THREADS)
-    assert analysis.classes.category[found] == CODES[Category.OTHER]
 
 
 def in_phase(phase: Phase, *facts: Fact, op: str = "", after: Phase | None = None, ends: bool = False) -> Story:

@@ -9,8 +9,7 @@ from ampmem.vocabulary import Communication
 
 
 def test_the_parts_at_each_position_add_up_what_is_alive() -> None:
-    story = Story()
-    story.begin(0, Phase.FORWARD)
+    story = Story(begins=Phase.FORWARD)
     story.tensor(Fact.COMMUNICATION, 0x10, 8, "all_gather")
     story.alloc(0x20, 100)
     story.fact(Fact.COMMUNICATION, 0x20, "unsharded_parameters", "a")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -8,7 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.build import AMP, Story, small_run, write
+from support.build import AMP, NO_CACHE, Story, predicted, small_run, write
 from support.build import precision_run as run
 
 import ampmem
@@ -17,15 +15,13 @@ from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category
 from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, UsageError
-from ampmem.events import PredictionRecord, Recording, TermsRecord
+from ampmem.events import Recording
 from ampmem.failure import failure_of
 from ampmem.reporters.base import EVERYTHING, Detail
 from ampmem.reporters.text.compare import render
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.vocabulary import Mark
-
-NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 
 
 def entries(*recordings: Recording) -> list[Entry]:
@@ -69,18 +65,7 @@ def test_the_numbers() -> None:
 
 
 def test_of_simulated_gpus_the_most_is_told_beside_what_is_likely() -> None:
-    terms = TermsRecord(tensors=3 << 20, workspaces={}, scratch={}, rounding=0, cached=0)
-    sure = PredictionRecord(
-        total=1 << 30,
-        outside=1 << 20,
-        allocated=terms,
-        reserved=terms,
-        highest_allocated=3 << 20,
-        highest_reserved=3 << 20,
-        bounds={},
-        unmodelled=(),
-        ran_out=False,
-    )
+    sure = predicted(3 << 20, outside=1 << 20)
     unsure = replace(sure, bounds={"workspaces": 4 << 20}, highest_reserved=9 << 20)
     alone = render(compare(entries(replace(run(), prediction=sure), replace(run(AMP), prediction=sure))))
     assert "total on the GPU" in alone and "total, up to" not in alone
@@ -260,7 +245,6 @@ def widest(count: int) -> Comparison:
     ugly = "\x1b[31m" + "x" * 150 + "\n " + "y" * 150
     recording = run(AMP, losses=(-1.23456e-300, 1.0), plain=(1, 999_999_000_000_000), notes=(ugly,), script=ugly)
     entry = replace(entry_of(recording), label=ugly, failure=ugly * 3)
-    assert entry.summary is not None
     huge = dict.fromkeys(entry.summary.peak.categories, (1023 * 2**40 + 900 * 2**30))
     (*_, last) = entry.summary.steps
     marks = replace(last.marks, after_forward=huge, after_backward=huge, after_optimizer=huge)

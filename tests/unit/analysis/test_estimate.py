@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from support.build import small_run, write
+from support.build import predicted, small_run, write
 from support.golden_sections import Golden
 
 from ampmem.analysis.estimate import STOPPED, Fit, Prediction, prediction_of
@@ -33,16 +33,15 @@ ALLOCATED = TermsRecord(
 RESERVED = TermsRecord(
     tensors=2900 * MIB, workspaces={"cuBLAS": 64 * MIB}, scratch={}, rounding=6 * MIB, cached=330 * MIB
 )
-RECORD = PredictionRecord(
+RECORD = predicted(
+    0,
     total=4 * GIB,
     outside=512 * MIB,
     allocated=ALLOCATED,
     reserved=RESERVED,
     highest_allocated=3100 * MIB,
     highest_reserved=3300 * MIB,
-    bounds={},
     unmodelled=("what sort allocates",),
-    ran_out=False,
 )
 JOINED = replace(RECORD, libraries={"NCCL's buffers": 4 * MIB}, libraries_at_most={"NCCL's buffers": 200 * MIB})
 UNSURE = replace(RECORD, outside_at_most=700 * MIB)
@@ -173,7 +172,6 @@ def test_what_libraries_keep_is_in_all_that_is_used() -> None:
 
 def test_the_most_of_the_context_is_in_the_most_of_all() -> None:
     highest = prediction_of(UNSURE).highest
-    assert highest is not None
     assert (highest.outside, highest.total) == (700 * MIB, 4000 * MIB)
     assert highest.reserved + highest.outside == highest.total
 

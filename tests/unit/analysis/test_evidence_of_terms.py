@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from support.build import AMP, RUN, Story
+from support.build import AMP, FP32, RUN, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import StaticComponent, unknown_of
@@ -11,12 +11,9 @@ from ampmem.events import Fact, OptimizerRecord, Phase, Recording
 from ampmem.names import NOT_KNOWN
 from ampmem.vocabulary import SourceKind
 
-FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
-
 
 def component(recording: Recording, mark: str, name: str) -> StaticComponent:
     verdict = analyse(recording).verdict
-    assert verdict is not None
     (found,) = [part for part in verdict.components if (part.mark, part.component) == (mark, name)]
     return found
 
@@ -28,8 +25,7 @@ def reasons(recording: Recording, mark: str, name: str) -> dict[str, tuple[str, 
 
 def story_of(steps: int = 1, *, gradients_at: int = 0x5000) -> Story:
     """Two parameters, of which the facts of the gradients say that they lie at that address and after it."""
-    story = Story()
-    story.parameter(0x1000, "up.weight", 100)
+    story = Story(weight=100, name="up.weight")
     story.parameter(0x2000, "down.weight", 50)
     for step in range(steps):
         story.begin(step, Phase.FORWARD)
@@ -72,9 +68,7 @@ def test_a_parameter_is_not_there_yet_gone_or_not_explained() -> None:
 
 @pytest.mark.parametrize(("before", "why"), [(True, None), (False, "parameters made after this mark")])
 def test_what_the_next_event_makes_comes_after_the_mark(before: bool, why: str | None) -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, name="a", begins=Phase.FORWARD)
     if before:
         story.parameter(0x2000, "late", 50)
     story.enter(Phase.BACKWARD)
@@ -86,9 +80,7 @@ def test_what_the_next_event_makes_comes_after_the_mark(before: bool, why: str |
 
 
 def test_a_gradient_that_is_seen_at_the_instant_of_a_mark_came_later() -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, name="a", begins=Phase.FORWARD)
     mark = story.enter(Phase.BACKWARD)
     story.alloc(0x2000, 400)
     story.fact(Fact.GRADIENT, 0x2000, "a", dtype="float32", at=mark)
@@ -99,8 +91,7 @@ def test_a_gradient_that_is_seen_at_the_instant_of_a_mark_came_later() -> None:
 
 def test_an_update_that_ends_at_its_mark_is_done() -> None:
     """Of two parameters only the first has a gradient, and states after the update."""
-    story = Story()
-    story.parameter(0x1000, "a", 100)
+    story = Story(weight=100, name="a")
     story.parameter(0x2000, "b", 100)
     story.begin(0, Phase.BACKWARD)
     story.tensor(Fact.GRADIENT, 0x3000, 400, "a", dtype="float32")
@@ -134,8 +125,7 @@ def test_copies_of_the_model_are_told_while_they_are_alive() -> None:
 @pytest.mark.parametrize(("together", "several"), [(True, 0), (False, 200)])
 def test_what_is_seen_in_two_parts_at_one_instant_is_one_gradient(together: bool, several: int) -> None:
     """As of a sparse gradient, or of a tensor that wraps two."""
-    story = Story(weight=100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, begins=Phase.FORWARD)
     story.enter(Phase.BACKWARD)
     story.alloc(0x2000, 200)
     story.alloc(0x3000, 200)
@@ -230,8 +220,7 @@ def test_a_copy_is_freed_only_where_this_step_has_made_it_by_then(cast_in: tuple
 def test_without_a_backward_a_run_whose_steps_are_forwards_is_inference(
     step_on: str, backward: bool, recipe: str | None
 ) -> None:
-    story = Story(weight=100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, begins=Phase.FORWARD)
     if backward:
         story.enter(Phase.BACKWARD)
     story.end(Phase.BETWEEN)
@@ -259,9 +248,7 @@ def with_states(*keys: str, class_name: str = "AdamW", settings: dict[str, float
 
 
 def titles(recording: Recording) -> tuple[str, ...]:
-    verdict = analyse(recording).verdict
-    assert verdict is not None
-    return verdict.recipe.optimizer
+    return analyse(recording).verdict.recipe.optimizer
 
 
 def test_a_name_is_no_proof_of_what_an_optimizer_keeps() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.build import AMP, RUN, Story, small_run
+from support.build import AMP, FP32, RUN, Story, small_run
 
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.trace import CallTrace
@@ -26,7 +26,6 @@ from ampmem.reporters.text.table import render_reports
 from ampmem.vocabulary import SourceKind
 
 MIB = 1 << 20
-FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 
 
 def told(recording: Recording) -> dict[str, Finding]:
@@ -112,8 +111,7 @@ def test_amp_saves_or_does_not() -> None:
     assert "batch" not in unknown.message and "batch_size" not in unknown.change
     evaluates = run(Story(), activation=800)
     evaluates.begin(3, Phase.EVALUATION)
-    evaluates.alloc(0x5000, 20_000)
-    evaluates.free(0x5000)
+    evaluates.scratch(0x5000, 20_000)
     evaluates.end()
     there = told(with_batch(evaluates.recording(), 8))["amp-saves-nothing"]
     assert (there.severity, there.change) == ("info", IN_EVALUATION)
@@ -207,8 +205,7 @@ def test_a_peak_in_the_update_that_backward_would_pass_without_amp(update: int, 
     story.tensor(Fact.GRADIENT, 0x4000, 4000, "weight")
     story.free(0x2000, 0x3000)
     story.enter(Phase.OPTIMIZER)
-    story.alloc(0x7000, update - 5000)
-    story.free(0x7000)
+    story.scratch(0x7000, update - 5000)
     story.end(Phase.BETWEEN)
     change = told(story.recording())["amp-saves-nothing"].change
     assert ("which AMP does not touch" not in change) == touched
@@ -217,8 +214,7 @@ def test_a_peak_in_the_update_that_backward_would_pass_without_amp(update: int, 
 @pytest.mark.parametrize(("original_dies", "copies", "saved"), [(False, 1, -1000), (True, 1, 1000), (True, 3, -1000)])
 def test_copies_of_activations(original_dies: bool, copies: int, saved: int) -> None:
     """One FP32 tensor serves instead of all copies of it; it is there already when the original lives on."""
-    story = Story(weight=1000)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=1000, begins=Phase.FORWARD)
     story.tensor(Fact.OUTPUT, 0x2000, 2000, "aten::add", dtype="float32")
     for number in range(copies):
         story.tensor(Fact.OTHER_CAST, 0x3000 + number, 1000, op="aten::_to_copy", dtype="bfloat16")
@@ -249,8 +245,7 @@ def test_an_original_that_was_not_seen_is_the_youngest_of_as_many_elements(
     tensors: list[tuple[int, str, bool]], saved: int
 ) -> None:
     """Where it lives on anyway, the copy is what autocast costs; or else one FP32 tensor would be there instead."""
-    story = Story(weight=1000)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=1000, begins=Phase.FORWARD)
     for number, (size, dtype, _) in enumerate(tensors):
         story.tensor(Fact.OUTPUT, 0x2000 + number, size, "aten::add", dtype=dtype)
         if dtype:
@@ -267,8 +262,7 @@ def test_an_original_that_was_not_seen_is_the_youngest_of_as_many_elements(
 @pytest.mark.parametrize(("size", "lives", "saved"), [(1000, True, -2000), (1000, False, 0), (666, True, 0)])
 def test_a_float32_copy_has_a_low_precision_original_of_half_its_bytes(size: int, lives: bool, saved: int) -> None:
     """Where that lives on, autocast has both of them; it would be the only one, and as large as the copy."""
-    story = Story(weight=1000)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=1000, begins=Phase.FORWARD)
     story.tensor(Fact.SAVED, 0x2000, size, "aten::relu", dtype="bfloat16")
     story.tensor(Fact.OTHER_CAST, 0x3000, 2000, op="aten::_to_copy", dtype="float32")
     story.fact(Fact.SAVED, 0x3000, "aten::exp", dtype="float32")
@@ -296,8 +290,7 @@ def odd() -> Iterator[Story]:
         story.begin(step, Phase.OPTIMIZER)
         story.end(skipped=True)
     yield story
-    story = Story()
-    story.begin(0, Phase.BACKWARD)
+    story = Story(begins=Phase.BACKWARD)
     story.tensor(Fact.GRADIENT, 0x1000, 5)
     story.fact(Fact.CAST_COPY, 0x1000)
     story.end()
@@ -408,8 +401,7 @@ def test_float16_without_a_scaler() -> None:
     ],
 )
 def test_autocast_that_casts_nothing(seen: str, precision: PrecisionRecord, change: str | None) -> None:
-    story = Story(weight=100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, begins=Phase.FORWARD)
     for number in range(3):
         story.tensor(Fact.OUTPUT, 0x2000 + number, 400, "aten::mm", op="aten::mm", dtype=seen)
     story.end(Phase.BACKWARD)
@@ -424,8 +416,7 @@ def test_autocast_that_casts_nothing(seen: str, precision: PrecisionRecord, chan
 
 
 def test_a_model_in_float64_is_told_that_autocast_leaves_that() -> None:
-    story = Story(weight=100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, begins=Phase.FORWARD)
     story.tensor(Fact.OUTPUT, 0x2000, 400, "aten::mm", op="aten::mm", dtype="float64")
     story.end(Phase.BACKWARD)
     recording = story.recording()
@@ -451,8 +442,7 @@ def test_a_model_in_float64_is_told_that_autocast_leaves_that() -> None:
     ],
 )
 def test_the_fused_loss_is_named_where_this_torch_has_it(version: str, known: bool) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.tensor(Fact.SAVED, 0x2000, 5000, "aten::_log_softmax", dtype="float32")
     story.end(Phase.BACKWARD)
     found = told(story.recording(run=replace(RUN, torch=version)))["fp32-activations"]
@@ -461,8 +451,7 @@ def test_the_fused_loss_is_named_where_this_torch_has_it(version: str, known: bo
 
 @pytest.mark.parametrize(("shape", "known"), [((50, 25), True), ((2, 25, 5, 5), False)])
 def test_the_fused_loss_is_not_named_for_the_classes_of_pixels(shape: tuple[int, ...], known: bool) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.tensor(Fact.SAVED, 0x2000, 5000, "aten::_log_softmax", dtype="float32", shape=shape_text(shape))
     story.end(Phase.BACKWARD)
     found = told(story.recording(run=replace(RUN, torch="2.13.0")))["fp32-activations"]
@@ -488,8 +477,7 @@ def test_state_of_an_optimizer_that_was_never_called_has_no_known_size() -> None
 
 
 def test_gradients_of_a_shared_bucket_are_let_be() -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 1000)
+    story = Story(weight=1000, name="a")
     story.parameter(0x1001, "b", 1000)
     story.alloc(0x4000, 8000)
     for step in range(3):
@@ -570,7 +558,6 @@ def test_what_grows_between_the_steps_is_named_by_its_holder(size: int, held_fro
     if size < 1024:
         assert found is None
         return
-    assert found is not None
     assert found.bytes == size
     assert "thread's" not in found.message
     if held_from == 0:
@@ -686,8 +673,7 @@ def test_batches_of_workers_grow_only_if_those_that_a_model_was_given_stay(kept:
             story.free(0x2000 + step - 1)
         story.fact(Fact.INPUT, 0x2000 + step)
         story.enter(Phase.BACKWARD)
-        story.alloc(0x8000, 10, op="aten::mm")
-        story.free(0x8000)
+        story.scratch(0x8000, 10, op="aten::mm")
         story.end()
     found = told(story.recording(precision=FP32)).get("steady-growth")
     assert (found is not None) == kept
@@ -725,8 +711,7 @@ def test_batches_that_were_loaded_before_the_recording_make_room_for_others(befo
     ],
 )
 def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int | None) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     for address, size, dtype in ((0x2000, 5000, "float32"), (0x3000, 4999, "bfloat16")):
         story.tensor(Fact.SAVED, address, size, op, dtype=dtype)
     story.end(Phase.BACKWARD)
@@ -744,8 +729,7 @@ def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int 
     ("module", "place"), [("token_embedding", "after the embedding"), ("encoder", "before the norm")]
 )
 def test_where_a_norm_gets_its_input_from(module: str, place: str) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.alloc(0x2000, 5000, module=module)
     story.fact(Fact.SAVED, 0x2000, "aten::native_layer_norm", dtype="float32")
     story.end(Phase.BACKWARD)
@@ -754,8 +738,7 @@ def test_where_a_norm_gets_its_input_from(module: str, place: str) -> None:
 
 @pytest.mark.parametrize(("op", "attention"), [("aten::bmm", True), ("aten::mm", False)])
 def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: str, attention: bool) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     for address, size, saver, dtype in ((0x2000, 5000, "aten::_softmax", "float32"), (0x3000, 2500, op, "bfloat16")):
         story.tensor(Fact.SAVED, address, size, saver, dtype=dtype)
     story.end(Phase.BACKWARD)
@@ -774,8 +757,7 @@ def with_held_outputs(*variables: tuple[int, str]) -> Recording:
         for address, name in variables:
             story.fact(Fact.VARIABLE, address, name, "/home/train.py:42 train")
         story.enter(Phase.BACKWARD)
-        story.alloc(0x4000, 5000)
-        story.free(0x4000)
+        story.scratch(0x4000, 5000)
         story.enter(Phase.OPTIMIZER)
         story.end(Phase.BETWEEN)
         story.free(0x2000, 0x3000)
@@ -839,8 +821,7 @@ SCORES = (2, 4, 16, 16)
 def test_attention_has_a_number_only_where_a_kernel_takes_it(
     device: str, weights: tuple[int, ...], added: str, parameter: tuple[int, ...], known: bool
 ) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     if added:
         story.tensor(Fact.OUTPUT, 0x4000, 8192, added, op=added, dtype="float32", shape=shape_text(weights))
         story.free(0x4000)
@@ -864,8 +845,7 @@ def test_attention_has_a_number_only_where_a_kernel_takes_it(
     ],
 )
 def test_what_made_a_tensor_is_told_from_what_it_was_saved_for(op: str, saved_for: str, words: str) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.alloc(0x2000, 4096, op=op, module="fc", stack="net.py:3 forward")
     story.fact(Fact.SAVED, 0x2000, saved_for)
     story.end(Phase.BACKWARD)
@@ -969,8 +949,7 @@ EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
 def test_why_another_attention_kernel_did_not_run(
     dtype: str, width: int, others: tuple[tuple[int, ...], ...], disabled: str, why: str
 ) -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.tensor(
         Fact.OUTPUT, 0x2000, 9000, EFFICIENT, module="block.3", dtype=dtype, shape=shape_text((2, 4, 16, width))
     )

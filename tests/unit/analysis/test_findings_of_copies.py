@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.build import AMP, Story
+from support.build import NO_CACHE, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings import findings
 from ampmem.analysis.findings.base import Finding
 from ampmem.events import Fact, Phase, Recording
 from ampmem.vocabulary import Communication
-
-NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 
 
 def told(recording: Recording) -> dict[str, Finding]:
@@ -74,8 +72,7 @@ def test_a_pipeline_closes_autocast_in_the_forward_of_its_stages() -> None:
 
 
 def test_a_step_whose_forward_was_not_seen_has_no_copies_to_count() -> None:
-    story = Story(weight=1000)
-    story.begin(0, Phase.OPTIMIZER)
+    story = Story(weight=1000, begins=Phase.OPTIMIZER)
     story.end()
     recording = story.recording()
     found = told(replace(recording, steps=(replace(recording.steps[0], autocast_in_backward=True),)))
@@ -195,9 +192,7 @@ def test_each_further_use_of_a_cached_copy_would_be_a_copy(uses: dict[str, tuple
     ("cached", "alive", "size"), [(True, True, 4000), (False, True, None), (True, False, None), (False, False, None)]
 )
 def test_only_cached_copies_that_backward_finds_would_be_more(cached: bool, alive: bool, size: int | None) -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 1000)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=1000, name="a", begins=Phase.FORWARD)
     story.tensor(Fact.CAST_COPY, 0x2000, 2000, "a", op="aten::_to_copy")
     for _ in range(3):
         story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype="bfloat16")
@@ -297,8 +292,7 @@ def test_copies_that_are_gone_when_the_next_forward_starts_do_not_survive() -> N
 
 
 def test_copies_that_backward_makes_are_those_of_the_last_step_that_has_any() -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 1000)
+    story = Story(weight=1000, name="a")
     story.parameter(0x2000, "b", 1000)
     for step, again in enumerate([(4000, 4000), (2000, 1000), ()]):
         story.begin(step, Phase.FORWARD)
@@ -322,14 +316,12 @@ def test_copies_that_compiled_code_keeps_can_be_made_again() -> None:
     story.begin(0)
     story.enter(Phase.FORWARD)
     for number, (name, saved) in enumerate(zip("abca", (True, True, True, False), strict=True)):
-        story.alloc(0x2000 + number, 10_000, op="aten::_to_copy")
-        story.fact(Fact.CAST_COPY, 0x2000 + number, name)
+        story.tensor(Fact.CAST_COPY, 0x2000 + number, 10_000, name, op="aten::_to_copy")
         story.fact(Fact.COMPILED, 0x2000 + number, name)
         if saved:
             story.fact(Fact.SAVED, 0x2000 + number, "aten::mm")
     story.free(0x2003)
-    story.alloc(0x3000, 50_000)
-    story.fact(Fact.SAVED, 0x3000, "aten::mm")
+    story.tensor(Fact.SAVED, 0x3000, 50_000, "aten::mm")
     story.enter(Phase.BACKWARD)
     story.free(0x3000, *(0x2000 + number for number in range(3)))
     story.end()
@@ -380,8 +372,7 @@ def test_a_cast_of_an_expanded_buffer_takes_more_than_one_of_the_buffer(
 
 def test_the_buffer_that_is_cast_is_the_one_that_is_there() -> None:
     """It moves to another memory, twice as large as before, and the casts of both are alive at once."""
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.tensor(Fact.BUFFER, 0x2000, 4000, "mask", dtype="float32")
     story.tensor(Fact.OTHER_CAST, 0x3000, 6000, "mask", op="aten::_to_copy", dtype="bfloat16")
     story.free(0x2000)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.build import AMP, Story
+from support.build import FP32, Story
 from support.failures import ended
 
 from ampmem.analysis.analyse import analyse
@@ -15,7 +15,6 @@ from ampmem.analysis.findings import findings
 from ampmem.analysis.findings.base import Finding, TrainingRun
 from ampmem.events import Action, Fact, OptimizerRecord, Phase, Recording
 
-FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 Settings = Mapping[str, bool | float | None]
 Made = tuple[Story, list[tuple[int, int, int]]]
 
@@ -92,8 +91,7 @@ def updating(
 
     Outside of the updates there are at most 12,000 bytes, those of a frozen parameter besides.
     """
-    story = Story()
-    story.parameter(0x1000, "up", 1000)
+    story = Story(weight=1000, name="up")
     if frozen:
         story.parameter(0x3000, "frozen", frozen // 4, trainable=False)
     story.parameter(0x2000, "down", 500)
@@ -236,9 +234,7 @@ def test_what_one_of_two_optimizers_saves_ends_at_the_update_of_the_other(
 
 @pytest.mark.parametrize(("size", "off_failure"), [(8000, None), (8001, 1), (20_000, 12_000)])
 def test_temporaries_when_a_request_failed(size: int, off_failure: int | None) -> None:
-    story = Story()
-    story.parameter(0x1000, "up", 1000)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=1000, name="up", begins=Phase.BACKWARD)
     story.tensor(Fact.GRADIENT, 0x4000, 4000, "up")
     story.enter(Phase.OPTIMIZER)
     for address, key in ((0x5000, "exp_avg"), (0x6000, "exp_avg_sq")):
@@ -265,8 +261,7 @@ def zeroed_in_place(
         story.parameter(0x1000 * (number + 1), name, 1000)
     for step in range(3):
         story.begin(step, Phase.FORWARD)
-        story.alloc(0x8000, 30_000)
-        story.free(0x8000)
+        story.scratch(0x8000, 30_000)
         for backward in range(backwards):
             story.enter(Phase.BACKWARD)
             for number, name in enumerate("ab"):
@@ -309,8 +304,7 @@ def zeroed_late(*, optimizers: int = 1) -> Recording:
     story = Story(weight=1000)
     for step in range(3):
         story.begin(step, Phase.FORWARD)
-        story.alloc(0x8000, 30_000)
-        story.free(0x8000)
+        story.scratch(0x8000, 30_000)
         if step:
             story.free(0x4000)
         story.enter(Phase.BACKWARD)
@@ -373,8 +367,7 @@ def holding(
         story.enter(Phase.BACKWARD)
         if in_update:
             story.enter(Phase.OPTIMIZER)
-        story.alloc(0x4000, 5000)
-        story.free(0x4000)
+        story.scratch(0x4000, 5000)
         story.enter(Phase.OPTIMIZER)
         story.end(Phase.BETWEEN)
         story.free(*addresses)
@@ -406,8 +399,7 @@ def test_only_what_forward_made_is_an_output(phase: Phase, told_of: bool) -> Non
         story.tensor(Fact.OUTPUT, 0x2000, 6000, "aten::mm", op="aten::mm")
         story.enter(Phase.BACKWARD)
         story.enter(Phase.OPTIMIZER)
-        story.alloc(0x4000, 5000)
-        story.free(0x4000)
+        story.scratch(0x4000, 5000)
         story.end(Phase.BETWEEN)
         story.free(0x2000)
     assert ("outputs-kept" in told(story.recording(precision=FP32))) == told_of

@@ -103,8 +103,7 @@ def test_facts_about_unknown_addresses_and_about_nothing_are_left_out() -> None:
 
 def test_within_one_nanosecond_the_order_of_events_decides() -> None:
     story = Story()
-    story.alloc(0x10, 5)
-    story.free(0x10)
+    story.scratch(0x10, 5)
     story.alloc(0x10, 6)
     story.fact(Fact.SAVED, 0x10, at=50)
     recording = story.recording()
@@ -114,8 +113,7 @@ def test_within_one_nanosecond_the_order_of_events_decides() -> None:
 
 def test_a_clock_that_steps_back_does_not_undo_the_order() -> None:
     story = Story()
-    story.alloc(0x10, 5)
-    story.free(0x10)
+    story.scratch(0x10, 5)
     recording = story.recording()
     events = dataclasses.replace(recording.events, time_ns=np.array([50, 40], dtype=np.int64))
     lifetimes = pair(events)

@@ -26,8 +26,7 @@ def test_marks_are_around_the_last_backward_and_after_the_last_update() -> None:
 
 
 def test_updates_inside_a_backward_do_not_end_it() -> None:
-    story = Story()
-    story.begin(0, Phase.FORWARD)
+    story = Story(begins=Phase.FORWARD)
     backward = story.enter(Phase.BACKWARD)
     for _ in range(2):  # an optimizer for each of two parameters, stepped by hooks on their gradients
         story.enter(Phase.OPTIMIZER)
@@ -40,8 +39,7 @@ def test_updates_inside_a_backward_do_not_end_it() -> None:
 
 
 def test_a_phase_that_nothing_follows_ends_with_the_step() -> None:
-    story = Story()
-    story.begin(0, Phase.BACKWARD)
+    story = Story(begins=Phase.BACKWARD)
     optimizer = story.enter(Phase.OPTIMIZER)
     end = story.end()
     recording = story.recording()
@@ -77,8 +75,7 @@ def test_what_did_not_happen_has_no_mark() -> None:
 def test_a_step_of_inference_is_marked_where_its_last_forward_ended(
     step_on: str, backward: bool, marked: str | None
 ) -> None:
-    story = Story()
-    story.begin(0, Phase.FORWARD)
+    story = Story(begins=Phase.FORWARD)
     story.enter(Phase.BETWEEN)
     story.enter(Phase.FORWARD)
     ends = {"last": story.enter(Phase.BETWEEN)}
@@ -90,8 +87,7 @@ def test_a_step_of_inference_is_marked_where_its_last_forward_ended(
 
 
 def test_a_forward_that_goes_on_ends_with_its_step() -> None:
-    story = Story()
-    story.begin(0, Phase.FORWARD)
+    story = Story(begins=Phase.FORWARD)
     end = story.end()
     story.enter(Phase.BETWEEN)
     (found,) = marks_of(story.recording(run=replace(RUN, step_on="forward")))
@@ -103,8 +99,7 @@ def test_a_forward_that_goes_on_ends_with_its_step() -> None:
     [(0, (True, True, True)), (-1, (True, True, False)), (-11, (True, False, False)), (-21, (False,) * 3)],
 )
 def test_of_a_step_that_failed_the_marks_before_that_count(failed: int, reached: tuple[bool, ...]) -> None:
-    story = Story(weight=100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, begins=Phase.FORWARD)
     instants = [story.enter(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.BETWEEN)]
     (found,) = marks_of(ended(story, instants[-1] + failed, (400,)))
     marks = (found.after_forward, found.after_backward, found.after_optimizer)

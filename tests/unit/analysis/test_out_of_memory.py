@@ -5,27 +5,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.build import RUN, Story
+from support.build import AMP, RUN, Story
 from support.failures import ended, in_backward, in_forward, oom_at
 
 from ampmem.allocator.oom import Reason
 from ampmem.analysis.out_of_memory import FailedRequest, ToCome, advise_command
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.fit import varied_arguments
-from ampmem.events import AllocatorRecord, Fact, OptimizerRecord, Phase, PrecisionRecord, Recording
+from ampmem.events import AllocatorRecord, Fact, OptimizerRecord, Phase, Recording
 from ampmem.reporters.html.run import said_of
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
 
 ADAM = OptimizerRecord(class_name="Adam", implementation="foreach", bases=("Optimizer",), stepped=False)
-AMP = PrecisionRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
 
 
 def told(recording: Recording) -> FailedRequest:
-    oom = summarize(recording).out_of_memory
-    assert oom is not None
-    return oom
+    return summarize(recording).out_of_memory
 
 
 def waiting(recording: Recording, *optimizers: OptimizerRecord) -> Recording:
@@ -50,7 +47,6 @@ def test_what_was_lacking_is_what_the_device_or_the_limit_left(
     recording = in_forward()
     summary = summarize(replace(recording, ooms=(replace(recording.ooms[0], **changes),)))  # type: ignore[arg-type]
     oom = summary.out_of_memory
-    assert oom is not None
     assert (oom.lacking, oom.reason) == (lacking, reason)
     text = " ".join(render(summary, ()).split())
     assert left in text
@@ -83,8 +79,7 @@ def test_what_is_to_come_are_the_gradients_and_the_state_that_do_not_exist() -> 
 
 def in_the_first_update() -> Recording:
     """Of two parameters the first has both states of Adam, and the second one of them."""
-    story = Story()
-    story.parameter(0x1000, "a", 100)
+    story = Story(weight=100, name="a")
     story.parameter(0x1800, "b", 10)
     story.begin(0, Phase.BACKWARD)
     for address, name, size in ((0x3000, "a", 400), (0x3800, "b", 40)):
@@ -114,8 +109,7 @@ def chunks(steps: int = 2) -> Recording:
 
     With one step the first one is that which fails.
     """
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 100)
+    story = Story(weight=100, name="layers.0.weight")
     for step in range(steps):
         story.begin(step, Phase.FORWARD)
         for address, size in ((0x2000, 8000), (0x3000, 4000)):
@@ -135,9 +129,7 @@ def chunks(steps: int = 2) -> Recording:
 
 def in_a_first_foreach_update() -> Recording:
     """The state is there, and 800 bytes of the update's temporaries."""
-    story = Story()
-    story.parameter(0x1000, "a", 1000)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=1000, name="a", begins=Phase.BACKWARD)
     story.tensor(Fact.GRADIENT, 0x10000, 4000, "a")
     story.enter(Phase.OPTIMIZER)
     for address, name in ((0x20000, "exp_avg of a"), (0x30000, "exp_avg_sq of a")):
@@ -179,8 +171,7 @@ def test_an_advice_has_the_bytes_that_it_saves_at_the_failure() -> None:
 
 
 def test_advice_for_the_peak_that_would_not_have_helped_is_not_given() -> None:
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 100)
+    story = Story(weight=100, name="layers.0.weight")
     for step in range(2):
         story.begin(step, Phase.FORWARD)
         if step:
@@ -203,7 +194,6 @@ def test_the_answer_is_of_the_failure_and_not_of_the_peak() -> None:
     assert second.startswith(
         "In backward of step 1, a block of 4.9 KiB in a new segment of 7.8 KiB was requested: 7.5 KiB"
     )
-    assert summary.ended_by is not None
     assert [(item.bytes, item.category) for item in summary.ended_by.largest] == [
         (4000, "activations"),
         (400, "parameters"),
@@ -233,7 +223,6 @@ def elsewhere() -> Summary:
 def test_another_device_is_explained_without_the_categories_of_the_recorded_one() -> None:
     summary = elsewhere()
     oom = summary.out_of_memory
-    assert oom is not None
     assert (oom.device, oom.recorded, oom.residual_bytes) == (1, False, 0)
     assert {str(category): size for category, size in oom.alive.items() if size} == {"other": 5000}
     assert (oom.reserved, oom.lacking, oom.to_come, oom.largest, oom.next_commands) == (5100, 7700, None, (), ())

@@ -14,7 +14,6 @@ from ampmem.reporters.text.out_of_memory import render_out_of_memory
 
 
 def told(summary: Summary) -> list[tuple[int | None, str]]:
-    assert summary.out_of_memory is not None
     return [(each.bytes, each.change) for each in remedies(summary.out_of_memory, summary.findings)]
 
 
@@ -22,7 +21,6 @@ def test_the_late_zero_grad_is_in_the_list_once_and_first() -> None:
     summary = summarize(late_zero_grad())
     codes = [finding.code for finding in summary.findings]
     assert "gradients-through-forward" in codes
-    assert summary.out_of_memory is not None
     (most,) = {change for change in summary.out_of_memory.changes if "zero_grad" in change}
     found = told(summary)
     assert found[0] == (
@@ -49,7 +47,6 @@ def test_without_findings_the_list_is_what_the_request_says_without_bytes() -> N
         (None, "make the batch smaller, or recompute activations with torch.utils.checkpoint"),
     ]
     assert "to change" not in render_out_of_memory(summary) and "may help" in render_out_of_memory(summary)
-    assert summary.out_of_memory is not None
     assert summary.out_of_memory.explanation.startswith("the cached memory is too small for it"), "100 for 350"
     assert summary.out_of_memory.changes == tuple(change for _, change in told(summary))
 
@@ -81,8 +78,7 @@ def test_what_no_change_is_about_has_no_bytes_and_comes_last() -> None:
 
 
 def test_what_a_finding_says_of_foreach_is_not_said_again() -> None:
-    story = Story(weight=100)
-    story.begin(0, Phase.OPTIMIZER)
+    story = Story(weight=100, begins=Phase.OPTIMIZER)
     story.alloc(0x2000, 3000)
     story.now += 10
     recording = replace(
@@ -94,7 +90,6 @@ def test_what_a_finding_says_of_foreach_is_not_said_again() -> None:
     summary = summarize(recording)
     foreach = (None, "let the optimizer update one parameter at a time (foreach=False), or use fused=True")
     assert (3000, "AdamW(..., fused=True)") in told(summary) and foreach not in told(summary)
-    assert summary.out_of_memory is not None
     finding = Finding(
         code="foreach-temporaries",
         severity="advice",
@@ -113,7 +108,6 @@ def test_what_a_finding_says_of_foreach_is_not_said_again() -> None:
 def test_what_is_no_waste_stays_a_finding_of_its_own() -> None:
     summary = summarize(in_forward())
     oom = summary.out_of_memory
-    assert oom is not None
     (itself,) = summary.findings
     kinds = [("info", 5), ("warning", None), ("advice", 9)]
     # The bytes that a finding is about are not those that its change saves.
@@ -129,9 +123,7 @@ def test_each_reason_names_the_memory_that_did_not_serve() -> None:
     limited = replace(
         recording, ooms=(replace(oom_at(recording.ooms[0].time_ns, (400, 700)), limit=1000, free=20_000),)
     )
-    oom = summarize(limited).out_of_memory
-    assert oom is not None
-    assert oom.reason is Reason.LIMITED
+    assert summarize(limited).out_of_memory.reason is Reason.LIMITED
     assert (None, "allow the process more memory with torch.cuda.set_per_process_memory_fraction") in told(
         summarize(limited)
     )

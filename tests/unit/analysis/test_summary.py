@@ -5,7 +5,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.build import AMP, FP32, RUN, Story, small_run
+from support.build import AMP, FP32, RUN, Story, predicted, small_run
 from support.golden_sections import Golden
 
 from ampmem.analysis.analyse import analyse
@@ -17,7 +17,7 @@ from ampmem.analysis.difference.difference import difference
 from ampmem.analysis.difference.sides import side_of
 from ampmem.analysis.summary import PeakPlace, Summary, summarize, summary_of, summary_schema
 from ampmem.errors import NothingRecorded, RecordingError
-from ampmem.events import OTHER_THREADS, Fact, Phase, PredictionRecord, Recording, TermsRecord
+from ampmem.events import OTHER_THREADS, Fact, Phase, Recording
 from ampmem.reporters.base import Detail
 from ampmem.reporters.text.check import render_check
 from ampmem.reporters.text.compare import render as render_comparison
@@ -125,8 +125,7 @@ def test_what_could_not_be_measured_is_null() -> None:
 
 
 def test_who_holds_what_nothing_else_is_known_of() -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     for address, size, name in (
         (0x2000, 50, ""),
         (0x3000, 30, "Cache.layers[0].keys"),
@@ -162,8 +161,7 @@ def test_a_loss_that_is_no_finite_number_is_named_beside_the_null(loss: str) -> 
 
 
 def test_no_autocast_copies_under_autocast_are_a_zero() -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=10, begins=Phase.BACKWARD)
     story.end()
     result = as_json(story.recording())
     assert result["parameters"]["cast_eligible"] == 0
@@ -193,8 +191,7 @@ def test_of_equal_peaks_the_last_step_is_named_that_reached_it_itself() -> None:
             story.free(0x2000)
             story.alloc(0x2000, 100)
         elif step == 0:
-            story.alloc(0x2000, 100)
-            story.free(0x2000)
+            story.scratch(0x2000, 100)
         story.end(Phase.OPTIMIZER)
         if step == 2:
             story.free(0x2000)
@@ -215,9 +212,7 @@ def test_a_peak_that_is_there_at_the_start_is_in_the_phase_of_the_start() -> Non
 
 
 def test_casts_are_sorted_by_size_then_name() -> None:
-    story = Story()
-    story.parameter(0x1000, "b", 10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, name="b", begins=Phase.FORWARD)
     for number, (name, size) in enumerate([("b", 5), ("c", 5), ("a", 5), ("big", 9), ("a", 1)]):
         story.tensor(Fact.CAST_COPY, 0x2000 + number, size, name)
         if name == "b":
@@ -267,23 +262,20 @@ def test_fifty_allocations_are_listed_the_largest_and_all_like_the_last() -> Non
 
 
 def test_no_step_is_an_error() -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=10, begins=Phase.BACKWARD)
     with pytest.raises(NothingRecorded, match=r"no step ended.*optimizer\.step\(\)"):
         summarize(story.recording())
 
 
 def test_no_backward_is_an_error() -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     story.end()
     with pytest.raises(NothingRecorded, match=r"no backward pass.*loss\.backward\(\)"):
         summarize(story.recording())
 
 
 def test_no_model_is_an_error() -> None:
-    story = Story()
-    story.begin(0, Phase.BACKWARD)
+    story = Story(begins=Phase.BACKWARD)
     story.end()
     recording = story.recording()
     with pytest.raises(NothingRecorded, match=r"no model parameters.*torch\.nn\.Module"):
@@ -311,8 +303,7 @@ def test_the_headline_has_the_most_of_the_whole_recording_wherever_it_is(after: 
     """As of a model that is made before the first forward, and of an evaluation behind the last step."""
 
     def more(story: Story) -> None:
-        story.alloc(0xA000, 40_000, op="aten::randn")
-        story.free(0xA000)
+        story.scratch(0xA000, 40_000, op="aten::randn")
 
     story = Story()
     if not after:
@@ -325,7 +316,6 @@ def test_the_headline_has_the_most_of_the_whole_recording_wherever_it_is(after: 
     text = render(summary, summary.notes)
     within = summarize(small_run().recording())
     assert (summary.peak, within.outside_steps) == (within.peak, None)
-    assert summary.outside_steps is not None
     # Before the run there is nothing else; after it what its last step has left.
     left = int(analyse(small_run().recording()).timeline.total[-1]) if after else 0
     assert summary.outside_steps.bytes == sum(summary.outside_steps.categories.values()) == 40_000 + left
@@ -352,8 +342,7 @@ def rounded(first: int, then: int, *, small: int = 0) -> Story:
         for address in tensors:
             story.alloc(address, 1, block=512)
         story.free(*tensors)
-        story.alloc(0x80000, 2048 + small * step, block=2048 + 512 * small)
-        story.free(0x80000)
+        story.scratch(0x80000, 2048 + small * step, block=2048 + 512 * small)
         story.end()
     return story
 
@@ -373,25 +362,9 @@ def test_the_peak_is_where_the_most_is_allocated_and_all_of_it_is_of_that_instan
 
 def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None:
     """As with ``--run-to-end``: what came after the recorded steps is in the prediction alone."""
-    terms = TermsRecord(tensors=5000, workspaces={}, scratch={}, rounding=120, cached=0)
-    later = PredictionRecord(
-        total=1 << 30,
-        outside=0,
-        outside_at_most=0,
-        allocated=terms,
-        reserved=terms,
-        highest_allocated=6144,
-        highest_reserved=6144,
-        unfilled_allocated=None,
-        unfilled_reserved=None,
-        bounds={"workspaces": 1024},
-        unmodelled=(),
-        ran_out=False,
-        libraries={},
-        libraries_at_most={},
-        least_reserved=None,
-        likely_reserved=None,
-    )
+    terms = replace(predicted(5000).allocated, rounding=120)
+    most = {"highest_allocated": 6144, "highest_reserved": 6144, "bounds": {"workspaces": 1024}}
+    later = predicted(5000, allocated=terms, reserved=terms, **most)
     summary = summarize(replace(rounded(5, 1).recording(), prediction=later))
     assert (summary.peak.step, summary.peak.said) == (0, 3072)
     whole = summary.whole

@@ -76,8 +76,7 @@ def test_nothing_is_known_without_facts_and_of_other_threads() -> None:
     assert of(96, (Fact.SAVED, "", "")) == ("", "")
     story = Story()
     story.alloc(OTHER_THREADS, 4)
-    story.alloc(0x1000, 4)
-    story.free(0x1000)
+    story.scratch(0x1000, 4)
     story.tensor(Fact.OUTPUT, 0x1000, 4, dtype="float32", shape="[]")
     assert known(analyse(story.recording())) == [("", ""), ("", ""), ("float32", "[]")]
 

@@ -79,6 +79,7 @@ def told(terms: TermSums) -> Told:
 
 
 K = TermKind
+P, G, M = KEPT
 FLOAT, HALF = {"a": "float32"}, {"a": "bfloat16"}
 
 
@@ -88,49 +89,37 @@ FLOAT, HALF = {"a": "float32"}, {"a": "bfloat16"}
 @pytest.mark.parametrize(
     ("records", "seen", "expected"),
     [
-        ([parameter()], in_memory(Category.PARAMETERS, (400, FLOAT)), []),
+        ([parameter()], in_memory(P, (400, FLOAT)), []),
         ([parameter()], {}, None),
-        ([parameter()], fate(Category.PARAMETERS, gone={"a"}), of_a(K.PARAMETERS_GONE, -400)),
-        ([parameter()], fate(Category.PARAMETERS, later={"a"}), of_a(K.PARAMETERS_LATER, -400)),
-        ([parameter()], fate(Category.PARAMETERS, gone={"a"}, later={"a"}), of_a(K.PARAMETERS_GONE, -400)),
-        ([parameter(dtype="bfloat16")], in_memory(Category.PARAMETERS, (200, HALF)), of_a(K.PARAMETER_TYPE, -200)),
-        (
-            [parameter()],
-            in_memory(Category.PARAMETERS, (400, FLOAT), (400, FLOAT), (400, FLOAT)),
-            of_a(K.PARAMETERS_MOVED, 800, 2),
-        ),
-        (
-            [parameter()],
-            in_memory(Category.PARAMETERS, (400, FLOAT), (400, FLOAT), kept={"a": "ema"}),
-            of_a(K.PARAMETERS_KEPT, 400),
-        ),
+        ([parameter()], fate(P, gone={"a"}), of_a(K.PARAMETERS_GONE, -400)),
+        ([parameter()], fate(P, later={"a"}), of_a(K.PARAMETERS_LATER, -400)),
+        ([parameter()], fate(P, gone={"a"}, later={"a"}), of_a(K.PARAMETERS_GONE, -400)),
+        ([parameter(dtype="bfloat16")], in_memory(P, (200, HALF)), of_a(K.PARAMETER_TYPE, -200)),
+        ([parameter()], in_memory(P, (400, FLOAT), (400, FLOAT), (400, FLOAT)), of_a(K.PARAMETERS_MOVED, 800, 2)),
+        ([parameter()], in_memory(P, (400, FLOAT), (400, FLOAT), kept={"a": "ema"}), of_a(K.PARAMETERS_KEPT, 400)),
         (
             [parameter(), parameter("b", 50)],
-            in_memory(Category.PARAMETERS, (700, {"a": "float32", "b": "float32"})),
+            in_memory(P, (700, {"a": "float32", "b": "float32"})),
             [(K.AROUND_PARAMETERS, 100, 1, ())],
         ),
-        ([parameter(padding=60)], in_memory(Category.PARAMETERS, (460, FLOAT)), of_a(K.PADDING, 60)),
+        ([parameter(padding=60)], in_memory(P, (460, FLOAT)), of_a(K.PADDING, 60)),
         (
             [parameter(padding=60)],
-            in_memory(Category.PARAMETERS, (500, FLOAT)),
+            in_memory(P, (500, FLOAT)),
             [(K.PADDING, 60, 1, ("a",)), (K.AROUND_PARAMETERS, 40, 1, ())],
         ),
         (
             [parameter(padding=60)],
-            in_memory(Category.PARAMETERS, (450, FLOAT)),  # so much is not all of the padding
+            in_memory(P, (450, FLOAT)),  # so much is not all of the padding
             [(K.AROUND_PARAMETERS, 50, 1, ())],
         ),
-        (
-            [parameter(), parameter("b", shares="a")],
-            in_memory(Category.PARAMETERS, (400, {"a": "float32", "b": "float32"})),
-            [],
-        ),
+        ([parameter(), parameter("b", shares="a")], in_memory(P, (400, {"a": "float32", "b": "float32"})), []),
         (
             [parameter()],
-            in_memory(Category.PARAMETERS, (400, FLOAT), copied=[NamedMemory(bytes=300, names={"ema": ""})]),
+            in_memory(P, (400, FLOAT), copied=[NamedMemory(bytes=300, names={"ema": ""})]),
             [(K.PARAMETER_COPIES, 300, 1, ("ema",))],
         ),
-        ([parameter()], in_memory(Category.PARAMETERS, (400, {"ghost": "float32"})), None),
+        ([parameter()], in_memory(P, (400, {"ghost": "float32"})), None),
     ],
 )
 def test_parameters(records: Sequence[ParameterRecord], seen: dict[str, object], expected: Told | None) -> None:
@@ -149,63 +138,50 @@ def test_two_parts_of_one_tensor_are_one_parameter() -> None:
 # -- gradients --------------------------------------------------------------------------------
 
 
-G = Category.GRADIENTS
-
-
 @pytest.mark.parametrize(
-    ("records", "per_element", "seen", "expected"),
+    ("records", "seen", "expected"),
     [
-        ([parameter()], 4.0, in_memory(G, (400, FLOAT)), []),
-        ([parameter(trainable=False)], 4.0, {}, of_a(K.FROZEN, -400)),
-        ([parameter()], 4.0, fate(G, gone={"a"}), of_a(K.GRADIENTS_FREED, -400)),
-        ([parameter()], 4.0, {"have_gradients": {"a"}}, of_a(K.GRADIENTS_LATER, -400)),
-        ([parameter()], 4.0, {"have_gradients": {"a"}, "had_gradient": {"a"}}, None),
-        ([parameter()], 4.0, {"have_gradients": {"b"}}, of_a(K.NO_GRADIENTS, -400)),
-        ([parameter()], 4.0, {}, None),  # of none a gradient was seen: that this one's was not says nothing
-        ([parameter()], 4.0, {"functional": True}, of_a(K.FUNCTIONAL_GRADIENTS, -400)),
-        ([parameter()], 4.0, {"functional": True, "have_gradients": {"a"}}, of_a(K.GRADIENTS_LATER, -400)),
-        ([parameter()], 4.0, in_memory(G, (200, HALF)), of_a(K.GRADIENT_TYPE, -200)),
+        ([parameter()], in_memory(G, (400, FLOAT)), []),
+        ([parameter(trainable=False)], {}, of_a(K.FROZEN, -400)),
+        ([parameter()], fate(G, gone={"a"}), of_a(K.GRADIENTS_FREED, -400)),
+        ([parameter()], {"have_gradients": {"a"}}, of_a(K.GRADIENTS_LATER, -400)),
+        ([parameter()], {"have_gradients": {"a"}, "had_gradient": {"a"}}, None),
+        ([parameter()], {"have_gradients": {"b"}}, of_a(K.NO_GRADIENTS, -400)),
+        ([parameter()], {}, None),  # of none a gradient was seen: that this one's was not says nothing
+        ([parameter()], {"functional": True}, of_a(K.FUNCTIONAL_GRADIENTS, -400)),
+        ([parameter()], {"functional": True, "have_gradients": {"a"}}, of_a(K.GRADIENTS_LATER, -400)),
+        ([parameter()], in_memory(G, (200, HALF)), of_a(K.GRADIENT_TYPE, -200)),
         (
             [parameter()],
-            4.0,
             in_memory(G, (400, FLOAT), (200, HALF)),
             [(K.SEVERAL_GRADIENTS, 400, 1, ("a",)), (K.GRADIENT_TYPE, -200, 1, ("a",))],
         ),
-        ([parameter()], 4.0, in_memory(G, *[(400, FLOAT)] * 3), of_a(K.SEVERAL_GRADIENTS, 800, 2)),
-        ([parameter()], 4.0, in_memory(G, (120, FLOAT), sparse={"a"}), of_a(K.SPARSE_GRADIENTS, -280)),
-        (
-            [parameter()],
-            4.0,
-            in_memory(G, (400, FLOAT), (36, {INPUT: "float32"})),
-            [(K.GRADIENTS_OF_INPUTS, 36, 1, ())],
-        ),
+        ([parameter()], in_memory(G, *[(400, FLOAT)] * 3), of_a(K.SEVERAL_GRADIENTS, 800, 2)),
+        ([parameter()], in_memory(G, (120, FLOAT), sparse={"a"}), of_a(K.SPARSE_GRADIENTS, -280)),
+        ([parameter()], in_memory(G, (400, FLOAT), (36, {INPUT: "float32"})), [(K.GRADIENTS_OF_INPUTS, 36, 1, ())]),
         (
             [parameter(), parameter("b", shares="a")],
-            4.0,
             in_memory(G, (400, FLOAT), (400, {"b": "float32"})),
             [(K.TIED, 400, 1, ("b",))],
         ),
         (
             [parameter(), parameter("b", overlap=300)],
-            4.0,
             in_memory(G, (400, FLOAT), (400, {"b": "float32"})),
             [(K.OVERLAPPING, 300, 1, ("b",))],
         ),
         (
             [parameter(padding=60)],
-            4.0,
             in_memory(G, (230, HALF)),  # the padding has half the bytes, too
             [(K.GRADIENT_TYPE, -200, 1, ("a",)), (K.PADDING, 30, 1, ("a",))],
         ),
         # The model has two gradients: the parameter's, and that of its master copy.
-        ([parameter(dtype="bfloat16")], 6.0, in_memory(G, (200, HALF), (400, FLOAT)), []),
-        ([parameter(dtype="bfloat16")], 6.0, in_memory(G, (200, HALF)), of_a(K.ONE_GRADIENT_OF_TWO, -400)),
-        ([parameter(dtype="bfloat16")], 6.0, in_memory(G, (400, FLOAT), (400, FLOAT)), of_a(K.SEVERAL_GRADIENTS, 200)),
+        ([parameter(dtype="bfloat16")], in_memory(G, (200, HALF), (400, FLOAT)), []),
+        ([parameter(dtype="bfloat16")], in_memory(G, (200, HALF)), of_a(K.ONE_GRADIENT_OF_TWO, -400)),
+        ([parameter(dtype="bfloat16")], in_memory(G, (400, FLOAT), (400, FLOAT)), of_a(K.SEVERAL_GRADIENTS, 200)),
     ],
 )
-def test_gradients(
-    records: Sequence[ParameterRecord], per_element: float, seen: dict[str, object], expected: Told | None
-) -> None:
+def test_gradients(records: Sequence[ParameterRecord], seen: dict[str, object], expected: Told | None) -> None:
+    per_element = 6.0 if records[0].dtype == "bfloat16" else 4.0
     terms = gradient_terms(evidence(*records, **seen), per_element)
     assert (told(terms), terms.complete) == (expected or [], expected is not None)
 
@@ -213,25 +189,23 @@ def test_gradients(
 # -- master copies ----------------------------------------------------------------------------
 
 
-M = Category.MASTER_COPIES
-
-
 @pytest.mark.parametrize(
-    ("record", "per_element", "seen", "expected"),
+    ("record", "seen", "expected"),
     [
-        (parameter(dtype="bfloat16"), 4.0, in_memory(M, (400, FLOAT)), []),
-        (parameter(dtype="bfloat16", trainable=False), 4.0, {}, of_a(K.FROZEN, -400)),
-        (parameter(dtype="bfloat16"), 4.0, {}, of_a(K.NO_MASTER, -400)),
-        (parameter(dtype="bfloat16"), 4.0, fate(M, gone={"a"}), of_a(K.MASTERS_GONE, -400)),
-        (parameter(dtype="bfloat16"), 4.0, fate(M, later={"a"}), of_a(K.MASTERS_LATER, -400)),
-        (parameter(dtype="bfloat16"), 4.0, in_memory(M, (800, {"a": "float64"})), of_a(K.MASTER_TYPE, 400)),
-        (parameter(dtype="bfloat16"), 4.0, in_memory(M, *[(400, FLOAT)] * 3), of_a(K.MORE_MASTERS, 800, 2)),
-        (parameter(), 0.0, in_memory(M, *[(400, FLOAT)] * 2), of_a(K.MORE_MASTERS, 800, 2)),
-        (parameter(), 0.0, {}, []),
-        (parameter(dtype="bfloat16"), 4.0, in_memory(M, (420, FLOAT)), [(K.AROUND_MASTERS, 20, 1, ())]),
+        (parameter(dtype="bfloat16"), in_memory(M, (400, FLOAT)), []),
+        (parameter(dtype="bfloat16", trainable=False), {}, of_a(K.FROZEN, -400)),
+        (parameter(dtype="bfloat16"), {}, of_a(K.NO_MASTER, -400)),
+        (parameter(dtype="bfloat16"), fate(M, gone={"a"}), of_a(K.MASTERS_GONE, -400)),
+        (parameter(dtype="bfloat16"), fate(M, later={"a"}), of_a(K.MASTERS_LATER, -400)),
+        (parameter(dtype="bfloat16"), in_memory(M, (800, {"a": "float64"})), of_a(K.MASTER_TYPE, 400)),
+        (parameter(dtype="bfloat16"), in_memory(M, *[(400, FLOAT)] * 3), of_a(K.MORE_MASTERS, 800, 2)),
+        (parameter(), in_memory(M, *[(400, FLOAT)] * 2), of_a(K.MORE_MASTERS, 800, 2)),
+        (parameter(), {}, []),
+        (parameter(dtype="bfloat16"), in_memory(M, (420, FLOAT)), [(K.AROUND_MASTERS, 20, 1, ())]),
     ],
 )
-def test_master_copies(record: ParameterRecord, per_element: float, seen: dict[str, object], expected: Told) -> None:
+def test_master_copies(record: ParameterRecord, seen: dict[str, object], expected: Told) -> None:
+    per_element = 4.0 if record.dtype == "bfloat16" else 0.0
     terms = master_terms(evidence(record, **seen), per_element)
     assert (told(terms), terms.complete) == (expected, True)
 
@@ -245,10 +219,15 @@ def copies(
     return [Copy(bytes=size, cached=cached, saved=saved, view=view, earlier=earlier) for size in sizes]
 
 
+def copies_of_a(*sizes: int, **how: bool) -> dict[str, object]:
+    """Copies of the parameter ``a``."""
+    return {"copies": {"a": copies(*sizes, **how)}}
+
+
 @pytest.mark.parametrize(
     ("record", "per_element", "seen", "expected"),
     [
-        (parameter(), 2.0, {"copies": {"a": copies(200)}}, []),
+        (parameter(), 2.0, copies_of_a(200), []),
         # Why there is none.
         (parameter(), 2.0, {"cast": {"a": Cast(saved=True, again=True)}}, K.COPIES_FREED_WITH_GRAPH),
         (parameter(), 2.0, {"cast": {"a": Cast(saved=False, again=True)}}, K.COPIES_CHECKPOINTED),
@@ -260,17 +239,12 @@ def copies(
         (parameter(kind="Embedding"), 2.0, {}, K.EMBEDDINGS_NOT_CAST),
         (parameter(kind="EmbeddingBag"), 2.0, {}, K.EMBEDDINGS_NOT_CAST),
         (parameter(kind="Linear"), 2.0, {}, K.NOT_CAST),
-        (parameter(), 2.0, {"copies": {"a": copies(333)}}, K.NOT_CAST),  # no copy of 100 elements has so many bytes
+        (parameter(), 2.0, copies_of_a(333), K.NOT_CAST),  # no copy of 100 elements has so many bytes
         (parameter(), 2.0, {"casts_seen": False}, None),
         # Where the model has none: what is still there.
-        (parameter(), 0.0, {"copies": {"a": copies(200, saved=True)}}, of_a(K.COPIES_IN_GRAPH, 200)),
-        (
-            parameter(),
-            0.0,
-            {"copies": {"a": copies(200, 100, cached=True, saved=True)}},
-            of_a(K.COPIES_IN_CACHE, 300, 2),
-        ),
-        (parameter(), 0.0, {"copies": {"a": copies(200)}}, of_a(K.COPIES_ELSEWHERE, 200)),
+        (parameter(), 0.0, copies_of_a(200, saved=True), of_a(K.COPIES_IN_GRAPH, 200)),
+        (parameter(), 0.0, copies_of_a(200, 100, cached=True, saved=True), of_a(K.COPIES_IN_CACHE, 300, 2)),
+        (parameter(), 0.0, copies_of_a(200), of_a(K.COPIES_ELSEWHERE, 200)),
         (
             parameter(),
             0.0,
@@ -278,9 +252,9 @@ def copies(
             of_a(K.CASTS_OF_THE_SCRIPT, 200),
         ),
         # Copies of another size, or more than one.
-        (parameter(), 2.0, {"copies": {"a": copies(400)}}, of_a(K.COPY_TYPE, 200)),
-        (parameter(), 2.0, {"copies": {"a": copies(200, 200, 400)}}, of_a(K.COPIES_MADE_AGAIN, 600, 2)),
-        (parameter(), 2.0, {"copies": {"a": copies(60, 30, view=True)}}, of_a(K.COPIES_OF_VIEWS_ONLY, -110, 2)),
+        (parameter(), 2.0, copies_of_a(400), of_a(K.COPY_TYPE, 200)),
+        (parameter(), 2.0, copies_of_a(200, 200, 400), of_a(K.COPIES_MADE_AGAIN, 600, 2)),
+        (parameter(), 2.0, copies_of_a(60, 30, view=True), of_a(K.COPIES_OF_VIEWS_ONLY, -110, 2)),
         (
             parameter(),
             2.0,
@@ -294,13 +268,13 @@ def copies(
             of_a(K.COPIES_OF_EARLIER_STEPS, 400, 2),
         ),
         # Of those of earlier steps alone the last one serves this step.
-        (parameter(), 2.0, {"copies": {"a": copies(400, 200, earlier=True)}}, of_a(K.COPIES_OF_EARLIER_STEPS, 400)),
+        (parameter(), 2.0, copies_of_a(400, 200, earlier=True), of_a(K.COPIES_OF_EARLIER_STEPS, 400)),
         # A shard of 100 of 400 elements.
-        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(200)}}, []),
-        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(800)}}, of_a(K.COPIES_OF_WHOLES, 600)),
-        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(3200)}}, of_a(K.COPIES_OF_WHOLES, 3000)),
-        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(3204)}}, K.NOT_CAST),
-        (parameter(global_elements=400), 2.0, {"copies": {"a": copies(100)}}, of_a(K.COPY_TYPE, -100)),
+        (parameter(global_elements=400), 2.0, copies_of_a(200), []),
+        (parameter(global_elements=400), 2.0, copies_of_a(800), of_a(K.COPIES_OF_WHOLES, 600)),
+        (parameter(global_elements=400), 2.0, copies_of_a(3200), of_a(K.COPIES_OF_WHOLES, 3000)),
+        (parameter(global_elements=400), 2.0, copies_of_a(3204), K.NOT_CAST),
+        (parameter(global_elements=400), 2.0, copies_of_a(100), of_a(K.COPY_TYPE, -100)),
         # Of a parameter that is not among those that are trained.
         (
             parameter(),
@@ -368,44 +342,35 @@ def fates_of_keys(**of: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("record", "model", "per_element", "seen", "expected"),
+    ("record", "model", "seen", "expected"),
     [
-        (parameter(), "adam", 8.0, states(*ADAM), []),
-        (parameter(), "adam", 8.0, states(*ADAM, (16, "step of a")), of_a(K.SCALARS, 16)),
-        (parameter(), "adam", 8.0, states(*ADAM, (17, "step of a")), of_a(K.UNKNOWN_STATE, 17)),
-        (parameter(), "adam", 8.0, states(*ADAM, (17, "table")), [(K.UNKNOWN_STATE, 17, 1, ())]),
-        (parameter(), "adam", 8.0, states(*ADAM, (400, "exp_avg of ghost")), []),  # nobody's
-        (parameter(), "adam", 8.0, states(ADAM[0]) | fates_of_keys(gone="exp_avg_sq of a"), of_a(K.STATES_GONE, -400)),
-        (
-            parameter(),
-            "adam",
-            8.0,
-            states(ADAM[0]) | fates_of_keys(later="exp_avg_sq of a"),
-            of_a(K.STATES_LATER, -400),
-        ),
-        (parameter(), "adam", 8.0, states(ADAM[0]), None),
-        (parameter(), "adam", 8.0, states((404, "exp_avg of a"), ADAM[1]), None),  # four bytes too many
-        (parameter(), "adam", 8.0, states((820, "exp_avg of a, exp_avg_sq of a")), [(K.AROUND_STATES, 20, 1, ())]),
+        (parameter(), "adam", states(*ADAM), []),
+        (parameter(), "adam", states(*ADAM, (16, "step of a")), of_a(K.SCALARS, 16)),
+        (parameter(), "adam", states(*ADAM, (17, "step of a")), of_a(K.UNKNOWN_STATE, 17)),
+        (parameter(), "adam", states(*ADAM, (17, "table")), [(K.UNKNOWN_STATE, 17, 1, ())]),
+        (parameter(), "adam", states(*ADAM, (400, "exp_avg of ghost")), []),  # nobody's
+        (parameter(), "adam", states(ADAM[0]) | fates_of_keys(gone="exp_avg_sq of a"), of_a(K.STATES_GONE, -400)),
+        (parameter(), "adam", states(ADAM[0]) | fates_of_keys(later="exp_avg_sq of a"), of_a(K.STATES_LATER, -400)),
+        (parameter(), "adam", states(ADAM[0]), None),
+        (parameter(), "adam", states((404, "exp_avg of a"), ADAM[1]), None),  # four bytes too many
+        (parameter(), "adam", states((820, "exp_avg of a, exp_avg_sq of a")), [(K.AROUND_STATES, 20, 1, ())]),
         (
             parameter(dtype="bfloat16"),
             "adam",
-            8.0,
             states((200, "exp_avg of a"), (200, "exp_avg_sq of a")),
             of_a(K.STATE_TYPE, -400),
         ),
         # The states are in the type of the master copy.
-        (parameter(dtype="bfloat16"), "adam", 8.0, in_memory(M, (400, FLOAT)) | states(*ADAM), []),
+        (parameter(dtype="bfloat16"), "adam", in_memory(M, (400, FLOAT)) | states(*ADAM), []),
         (
             parameter(elements=100, shape=(4, 25)),
             "adafactor",
-            0.0,
             states((16, "row_var of a"), (100, "col_var of a")),
             [(K.FACTORED_STATE, 4 * (4 + 25), 1, ("a",))],
         ),
         (
             parameter(elements=5000, shape=(5000,)),
             "adam-8bit",
-            2.0,
             states(
                 *((5000, "state1 of a"), (5000, "state2 of a")),
                 *((80, "absmax1 of a"), (80, "absmax2 of a")),  # one scale for each 256 elements that are begun
@@ -415,15 +380,13 @@ def fates_of_keys(**of: str) -> dict[str, object]:
         (
             parameter(elements=1000, shape=(1000,)),
             "adam-8bit",
-            2.0,
             states((4000, "state1 of a"), (4000, "state2 of a")),  # too small for blocks
             of_a(K.SCALES_OF_BLOCKS, 6000),
         ),
     ],
 )
-def test_optimizer_state(
-    record: ParameterRecord, model: str, per_element: float, seen: dict[str, object], expected: Told | None
-) -> None:
+def test_optimizer_state(record: ParameterRecord, model: str, seen: dict[str, object], expected: Told | None) -> None:
+    per_element = {"adam": 8.0, "adafactor": 0.0, "adam-8bit": 2.0}[model]
     terms = state_terms(evidence(record, **seen), lambda _: OPTIMIZERS[model], lambda _: per_element)
     assert (told(terms), terms.complete) == (expected or [], expected is not None)
 

@@ -89,8 +89,7 @@ def test_the_state_at_an_instant_is_that_before_the_events_of_that_instant() -> 
 def test_the_peak_of_a_step_is_within_it_and_counts_its_start() -> None:
     story = Story()
     story.alloc(0x10, 100)
-    story.alloc(0x20, 900)
-    story.free(0x20)
+    story.scratch(0x20, 900)
     start = story.begin(0)
     story.alloc(0x20, 50)
     middle = story.now

@@ -31,8 +31,7 @@ from ampmem.reporters.text.table import render
 
 def in_the_second_step() -> Recording:
     """The first step is a whole one, without any optimizer state; the second asks in vain in its forward."""
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 100)
+    story = Story(weight=100, name="layers.0.weight")
     for step in range(2):
         story.begin(step, Phase.FORWARD)
         story.alloc(0x2000, 200 + 4000 * step)
@@ -55,9 +54,7 @@ def caught() -> Recording:
 
 
 def told(recording: Recording) -> FailedRequest:
-    oom = summarize(recording).out_of_memory
-    assert oom is not None
-    return oom
+    return summarize(recording).out_of_memory
 
 
 def alive(recording: Recording) -> dict[str, int]:
@@ -152,7 +149,6 @@ def test_the_json_is_as_the_schema_says(recording: Recording, tmp_path: Path) ->
 
 def alike(entry: Entry, recording: Recording) -> Entry:
     """``entry`` with the model and the device of ``recording``: what differs beside precision is not compared."""
-    assert entry.summary is not None
     other = summarize(recording)
     same = replace(entry.summary, parameters=other.parameters, device=other.device, source=other.source)
     return replace(entry, summary=same)

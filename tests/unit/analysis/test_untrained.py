@@ -92,8 +92,7 @@ def test_memory_that_is_shared_is_trained_with_the_parameter_that_has_it() -> No
 
 def with_copies(*, recorded: bool) -> Recording:
     """A trained parameter, a copy of it that was freed in the only step, and one that is alive at its end."""
-    story = Story(weight=10)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=10, begins=Phase.FORWARD)
     for address, name in ((0x2000, "Copy.weight"), (0x3000, "Copy#2.weight")):
         story.tensor(Fact.PARAMETER, address, 40, name)
     story.free(0x2000)

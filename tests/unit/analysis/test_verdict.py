@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.build import AMP, Story
+from support.build import FP32, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticVerdict, judge, state_to_come
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Phase, Recording
 
 FREED = "copies freed before this mark: nothing kept them"
-FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 Extra = Callable[[Story], None]
 
 
@@ -28,8 +27,7 @@ def nothing(story: Story) -> None:
 
 def told(extra: Extra = nothing, *, optimizer: str = "AdamW", half: bool = False) -> Recording:
     """One step that is as the model tells, but for ``extra`` at the end of forward, and small tensors besides."""
-    story = Story()
-    story.parameter(0x1000, "up.weight", 100)
+    story = Story(weight=100, name="up.weight")
     story.parameter(0x2000, "down.weight", 50)
     story.begin(0, Phase.FORWARD)
     for address, name, size in ((0x3000, "up.weight", 200), (0x4000, "down.weight", 100)):
@@ -52,9 +50,7 @@ def told(extra: Extra = nothing, *, optimizer: str = "AdamW", half: bool = False
 
 
 def verdict(recording: Recording) -> StaticVerdict:
-    found = analyse(recording).verdict
-    assert found is not None
-    return found
+    return analyse(recording).verdict
 
 
 def residuals(recording: Recording) -> dict[tuple[str, str], int]:
@@ -139,9 +135,7 @@ def test_half_weights_by_their_masters_and_gradients(
 
 
 def test_a_model_without_elements_has_no_bytes_for_each() -> None:
-    story = Story()
-    story.parameter(0x1000, "empty", 0)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=0, name="empty", begins=Phase.BACKWARD)
     story.end()
     found = verdict(story.recording())
     assert (found.recipe.bytes_per_param, found.recipe.peak_bytes_per_param) == (16, 18), "what the recipe says"
@@ -163,9 +157,7 @@ def test_a_model_without_elements_has_no_bytes_for_each() -> None:
 def test_states_are_in_the_type_of_what_the_optimizer_updates(
     itemsize: int, master: str, state: int, title: str
 ) -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 100)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=100, name="a", begins=Phase.BACKWARD)
     gradients(story, a=100)
     story.enter(Phase.OPTIMIZER)
     story.tensor(Fact.MASTER_COPY, 0x2000, 800, "a", dtype=master)
@@ -193,9 +185,7 @@ def test_states_are_in_the_type_of_what_the_optimizer_updates(
 def test_state_that_is_to_come_is_that_of_the_whole_parameter(
     optimizer: str, shape: tuple[int, ...], size: int | None
 ) -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 100)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=100, name="a", begins=Phase.BACKWARD)
     story.end()
     recording = story.recording(precision=FP32)
     (record,) = recording.parameters
@@ -387,16 +377,13 @@ def test_an_unknown_optimizer_is_taken_as_it_is_seen(sizes: tuple[int, int]) -> 
 
 
 def test_there_is_no_verdict_without_a_backward() -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 100)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=100, name="a", begins=Phase.FORWARD)
     story.end()
     assert analyse(story.recording()).verdict is None
 
 
 def test_the_last_step_with_a_backward_is_judged_by_default() -> None:
-    story = Story()
-    story.parameter(0x1000, "a", 100)
+    story = Story(weight=100, name="a")
     for step in range(3):
         story.begin(step)
         if step < 2:
@@ -405,9 +392,6 @@ def test_the_last_step_with_a_backward_is_judged_by_default() -> None:
         story.end()
     analysis = analyse(story.recording())
     found = analysis.verdict
-    assert found is not None
     assert found.step == 1
     assert {part.mark for part in found.components} == {"after_forward", "after_backward"}
-    last = judge(analysis, analysis.ledger, 2)
-    assert last is not None
-    assert last.components == ()
+    assert judge(analysis, analysis.ledger, 2).components == ()

@@ -1,7 +1,5 @@
 """What ``ampmem advise`` keeps of runs, says of those that are left, and passes on to runs on the CPU."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``ampmem compare`` without a run: the names of its recordings, and what is said meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -79,7 +79,6 @@ def test_every_word_can_be_completed_in_bash(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_is_the_one_that_click_makes(shell: str, tmp_path: Path) -> None:
     made = get_completion_class(shell)
-    assert made is not None
     code, stdout, stderr = ampmem_here(tmp_path, "completion", shell)
     assert (code, stderr) == (0, "")
     assert stdout == made(group, {}, "ampmem", "_AMPMEM_COMPLETE").source()

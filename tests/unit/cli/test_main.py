@@ -25,7 +25,6 @@ def ampmem(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", ["profile", "check", "compare", "fit", "advise", "estimate"])
 def test_every_command_calls_it_precision_and_nothing_else(name: str) -> None:
     command = group.get_command(click.Context(group), name)
-    assert command is not None
     (option,) = [param for param in command.params if param.name in ("precision", "precisions")]
     assert option.opts == ["--precision"]
 
@@ -48,7 +47,6 @@ def test_every_subcommand_has_help(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["profile", "compare", "check", "fit"])
 def test_help_groups_the_options_of_commands_that_run_a_script(name: str, tmp_path: Path) -> None:
     command = group.get_command(click.Context(group), name)
-    assert command is not None
     (_, brief, _), (_, text, _) = (ampmem_here(tmp_path, name, option) for option in ("--help", "--help-all"))
     assert re.search(rf"ampmem {name} --help-all: (forced changes, )?files of the script\.", " ".join(brief.split()))
     assert "Files of the script:" in text and "Files of the script:" not in brief

@@ -61,7 +61,6 @@ class Rank:
 
     def record(self) -> None:
         """As a writer does: what takes the place of the claim is whole."""
-        assert self.path is not None
         lock = lock_of_claim(self.path)
         assert lock is not None
         half = self.path.with_name(f".{self.path.name}.new")
@@ -71,7 +70,6 @@ class Rank:
 
     def discard(self) -> None:
         """Nothing was recorded."""
-        assert self.path is not None
         self.path.unlink()
 
     def give_up(self) -> None:
@@ -92,7 +90,6 @@ def _sets(folder: Path) -> dict[int, dict[int, str]]:
     found: dict[int, dict[int, str]] = {}
     for path in folder.glob("*.ampmem"):
         name = rank_of(path)
-        assert name is not None
         number = int(name.job.name.removeprefix("t").removesuffix("ampmem").strip(".") or 1)
         found.setdefault(number, {})[name.rank] = claimed_for(path) or _job_of(path)
     return found

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.build import AMP, Story, write
+from support.build import FP32, Story, write
 from support.command_line import transcript
 from support.golden_sections import Golden
 
@@ -15,8 +15,6 @@ from ampmem.analysis.summary import summarize
 from ampmem.events import Fact, OptimizerRecord, Phase, Recording
 from ampmem.reporters.base import EVERYTHING
 from ampmem.reporters.text.compare import render as render_comparison
-
-FP32 = replace(AMP, name="fp32", dtype=None, cache=None)
 
 
 def trained(*, found: bool = True, steps: int = 3, kept: int = 0, op: str = "aten::clone") -> Recording:

@@ -15,8 +15,7 @@ MIB = 1 << 20
 
 def recorded(tmp_path: Path, source: SourceKind) -> str:
     """A run that holds 33 MiB and then 65 MiB."""
-    story = Story(weight=10)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=10, begins=Phase.BACKWARD)
     story.alloc(0x100000, 33 * MIB)
     story.alloc(0x10000000, 65 * MIB)
     story.free(0x100000, 0x10000000)

@@ -186,7 +186,6 @@ def test_what_is_left_is_few_files_and_one_archive(tmp_path: Path) -> None:
 
 
 def test_the_parts_are_those_that_the_help_names(tmp_path: Path) -> None:
-    assert run_all.__doc__ is not None
     listed = [line.split()[0] for line in run_all.__doc__.splitlines() if line.startswith("    ") and " s " in line]
     listed += [line.split()[0] for line in run_all.__doc__.splitlines() if line.startswith("    ") and " min " in line]
     assert set(listed) == set(parts(tmp_path, tmp_path))

@@ -18,8 +18,7 @@ START = 1 << 40
 
 def reused(gap: int, size: int) -> Story:
     """A block of ``size`` in the place of a freed one of ``gap``, between others, and freed as well."""
-    story = Story()
-    story.before(first=gap, second=16 * MIB)
+    story = Story(first=gap, second=16 * MIB)
     story.free("first")
     story.event("alloc", START, size, [op("mm"), *FORWARD])
     for action in ("free_requested", "free_completed"):

@@ -52,8 +52,7 @@ def layer(story: Story, number: int) -> None:
 
 
 def model(layers: int) -> Story:
-    story = Story()
-    story.before(**{f"narrow {number}": 4 * MIB for number in range(layers)})
+    story = Story(**{f"narrow {number}": 4 * MIB for number in range(layers)})
     story.before(**{f"wide {number}": 16 * MIB for number in range(layers)})
     return story
 
@@ -89,8 +88,7 @@ def test_activations_as_large_as_the_copies_of_weights_are_none(tmp_path: Path) 
 
 
 def test_what_no_code_tells_apart_is_not_counted_and_has_a_range(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=16 * MIB, other=16 * MIB)
+    story = Story(weight=16 * MIB, other=16 * MIB)
     for number in range(3):
         story.alloc(f"copy {number}", 8 * MIB, asked_by(LINEAR, 22, 60))
         story.alloc(f"out {number}", 1 * MIB, [op("mm"), *FORWARD])
@@ -207,8 +205,7 @@ def test_results_of_half_a_weights_size_are_no_copies(tmp_path: Path) -> None:
 def test_one_size_is_enough_where_autocasts_own_code_calls(tmp_path: Path) -> None:
     decorated = [*python_only(LINEAR, 22), python("decorate_autocast", "/env/torch/amp/autocast_mode.py")]
     for frames, copies in ((python_only(LINEAR, 22), 0), (decorated, 2)):
-        story = Story()
-        story.before(weight=4 * MIB, other=4 * MIB)
+        story = Story(weight=4 * MIB, other=4 * MIB)
         for number in range(2):
             story.alloc(f"copy {number}", 2 * MIB, frames)
             story.alloc(f"out {number}", 1 * MIB, frames)
@@ -216,8 +213,7 @@ def test_one_size_is_enough_where_autocasts_own_code_calls(tmp_path: Path) -> No
 
 
 def test_that_autocasts_code_was_there_is_not_that_it_was_on(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB)
+    story = Story(weight=4 * MIB)
     story.alloc("out", 1 * MIB, [*FORWARD, python("decorate_autocast", "/env/torch/amp/autocast_mode.py")])
     recording = imported(tmp_path, story.snapshot()).recording
     assert recording.precision.name == "as-is"

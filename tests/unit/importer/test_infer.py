@@ -73,8 +73,7 @@ def inferred(analysis: Analysis) -> set[str]:
 
 
 def first_step() -> Story:
-    story = Story()
-    story.before(**PARAMETERS, buffer=7 * KIB)
+    story = Story(**PARAMETERS, buffer=7 * KIB)
     training_step(story, state=True)
     return story
 
@@ -138,8 +137,7 @@ def test_the_static_model_holds(tmp_path: Path) -> None:
 
 
 def test_without_casts_and_an_optimizer_there_is_no_rule_of_thumb(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB, buffer=7 * KIB)
+    story = Story(weight=4 * MIB, buffer=7 * KIB)
     story.alloc("out", 3 * MIB, [op("mm"), *FORWARD])
     story.alloc("grad", 4 * MIB, ACCUMULATE)
     story.free("out", frames=ENGINE)
@@ -183,8 +181,7 @@ def _update_of(story: Story) -> tuple[int, int]:
 
 
 def test_state_from_before_the_trace_is_told_from_parameters_by_number(tmp_path: Path) -> None:
-    story = Story()
-    story.before(**PARAMETERS)
+    story = Story(**PARAMETERS)
     story.before(**{f"exp_avg {name}": size for name, size in PARAMETERS.items()})
     story.before(**{f"exp_avg_sq {name}": size for name, size in PARAMETERS.items()}, odd=3 * KIB)
     training_step(story, state=False)
@@ -196,8 +193,7 @@ def test_state_from_before_the_trace_is_told_from_parameters_by_number(tmp_path:
 
 
 def test_state_that_each_update_makes_anew(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB, momentum=4 * MIB)
+    story = Story(weight=4 * MIB, momentum=4 * MIB)
     story.alloc("a", 1 * MIB, [op("mm"), *FORWARD])
     story.alloc("gradient", 4 * MIB, ACCUMULATE)
     story.free("a", frames=ENGINE)
@@ -209,8 +205,7 @@ def test_state_that_each_update_makes_anew(tmp_path: Path) -> None:
 
 
 def test_gradients_of_earlier_that_zero_grad_frees(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB, gradient=4 * MIB)
+    story = Story(weight=4 * MIB, gradient=4 * MIB)
     story.free("gradient", frames=ZERO)
     story.alloc("a", 1 * MIB, [op("mm"), *FORWARD])
     analysis = imported(tmp_path, story.snapshot())
@@ -228,8 +223,7 @@ def test_two_steps_share_their_parameters(tmp_path: Path) -> None:
 
 
 def test_a_forward_under_autocast_alone(tmp_path: Path) -> None:
-    story = Story()
-    story.before(**PARAMETERS)
+    story = Story(**PARAMETERS)
     story.alloc("copy", 2 * MIB, CAST)
     story.alloc("copy of the other", 2 * MIB, CAST)
     story.alloc("input", 1 * MIB, CAST)
@@ -249,8 +243,7 @@ def test_a_forward_under_autocast_alone(tmp_path: Path) -> None:
 
 
 def test_a_forward_alone_without_casts(tmp_path: Path) -> None:
-    story = Story()
-    story.before(**PARAMETERS, workspace=CUBLAS_WORKSPACE)
+    story = Story(**PARAMETERS, workspace=CUBLAS_WORKSPACE)
     story.alloc("kept", 3 * MIB, [op("mm"), *FORWARD])
     analysis = imported(tmp_path, story.snapshot())
     assert born(analysis, Category.PARAMETERS) == ALL
@@ -259,8 +252,7 @@ def test_a_forward_alone_without_casts(tmp_path: Path) -> None:
 
 
 def test_nothing_to_go_by_stays_other(tmp_path: Path) -> None:
-    story = Story()
-    story.before(**PARAMETERS)
+    story = Story(**PARAMETERS)
     story.alloc("a", 1 * MIB, [])
     recording = imported(tmp_path, story.snapshot()).recording
     summary = summarize(recording)
@@ -271,8 +263,7 @@ def test_nothing_to_go_by_stays_other(tmp_path: Path) -> None:
 
 
 def test_workspaces_of_both_threads(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB)
+    story = Story(weight=4 * MIB)
     story.alloc("main", 32 * MIB, WORKSPACE)
     story.alloc("engine", 32 * MIB, [WORKSPACE[0], *ENGINE])
     analysis = imported(tmp_path, story.snapshot())
@@ -281,8 +272,7 @@ def test_workspaces_of_both_threads(tmp_path: Path) -> None:
 
 
 def test_activations_whose_birth_the_ring_lost(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB, activation=3 * MIB)
+    story = Story(weight=4 * MIB, activation=3 * MIB)
     story.alloc("gradient", 4 * MIB, [op("mm"), *ENGINE])
     story.free("activation", frames=ENGINE)
     analysis = imported(tmp_path, story.snapshot())
@@ -291,8 +281,7 @@ def test_activations_whose_birth_the_ring_lost(tmp_path: Path) -> None:
 
 
 def test_python_stacks_alone_show_backward_by_its_lack_of_frames(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB)
+    story = Story(weight=4 * MIB)
     story.alloc("a", 3 * MIB, FORWARD)
     story.alloc("seed", 4, BACKWARD)
     story.alloc("gradient", 4 * MIB, [])
@@ -347,8 +336,7 @@ def test_a_reduction_inside_a_gradient_stays_scratch(tmp_path: Path) -> None:
 
 
 def test_a_step_counter_is_no_sign_of_new_state(tmp_path: Path) -> None:
-    story = Story()
-    story.before(**PARAMETERS)
+    story = Story(**PARAMETERS)
     story.before(**{f"momentum {name}": size for name, size in PARAMETERS.items()})
     training_step(story, state=False)
     story.alloc("counter", 4, [op("add"), *STEP])
@@ -358,8 +346,7 @@ def test_a_step_counter_is_no_sign_of_new_state(tmp_path: Path) -> None:
 
 
 def test_frozen_weights_are_known_by_their_casts(tmp_path: Path) -> None:
-    story = Story()
-    story.before(base=16 * MIB, adapter=64 * KIB)
+    story = Story(base=16 * MIB, adapter=64 * KIB)
     story.alloc("copy", 8 * MIB, CAST)
     story.alloc("small copy", 32 * KIB, CAST)
     story.alloc("gradient", 64 * KIB, ACCUMULATE)
@@ -371,8 +358,7 @@ def test_frozen_weights_are_known_by_their_casts(tmp_path: Path) -> None:
 
 
 def test_what_was_there_before_the_trace_and_dies_is_no_temporary(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB, unknown=5 * MIB)
+    story = Story(weight=4 * MIB, unknown=5 * MIB)
     story.alloc("out", 1 * MIB, [op("mm"), *FORWARD])
     story.free("unknown", frames=FORWARD)
     story.alloc("gradient", 4 * MIB, ACCUMULATE)
@@ -386,8 +372,7 @@ def test_without_a_phase_nothing_is_a_temporary(tmp_path: Path) -> None:
         ([], "the snapshot has no stacks"),
         ([python("foo", "/path/to/bar.py")], "no stack in the trace"),
     ):
-        story = Story()
-        story.before(weight=4 * MIB)
+        story = Story(weight=4 * MIB)
         story.alloc("born", 3 * MIB, frames)
         story.free("born", frames=frames)
         analysis = imported(tmp_path, story.snapshot())
@@ -397,8 +382,7 @@ def test_without_a_phase_nothing_is_a_temporary(tmp_path: Path) -> None:
 
 def test_the_engine_is_known_where_frees_alone_have_stacks(tmp_path: Path) -> None:
     """A ring that lost the forward: Python frees the loss and the gradients, the engine has no Python frames."""
-    story = Story()
-    story.before(weight=4 * MIB, activation=3 * MIB)
+    story = Story(weight=4 * MIB, activation=3 * MIB)
     story.alloc("gradient", 4 * MIB, [])
     story.free("activation")
     story.free("gradient", frames=ZERO)
@@ -410,8 +394,7 @@ def test_the_engine_is_known_where_frees_alone_have_stacks(tmp_path: Path) -> No
 @pytest.mark.parametrize("rebound", [True, False])
 def test_the_logits_of_the_step_before(rebound: bool, tmp_path: Path) -> None:
     """The script gives them up when the variable gets its next value, or keeps them to the end."""
-    story = Story()
-    story.before(weight=4 * MIB, logits=2 * MIB, mask=7 * KIB)
+    story = Story(weight=4 * MIB, logits=2 * MIB, mask=7 * KIB)
     story.alloc("activation", 3 * MIB, [op("mm"), *FORWARD])
     story.alloc("logits of now", 2 * MIB, [op("mm"), *FORWARD])
     if rebound:
@@ -456,8 +439,7 @@ POSITIONS = product("float", op("bmm"), *FORWARD)
 def test_the_precision_that_frames_show(
     asked: list[Frames], precision: str, dtype: str | None, weights: str, tmp_path: Path
 ) -> None:
-    story = Story()
-    story.before(weight=4 * MIB)
+    story = Story(weight=4 * MIB)
     for number, frames in enumerate(asked):
         story.alloc(f"asked {number}", 2 * MIB, frames)
     story.alloc("gradient", 4 * MIB, ACCUMULATE)
@@ -470,16 +452,14 @@ def test_the_precision_that_frames_show(
 
 
 def test_a_scaler_is_seen_in_the_stacks(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB)
+    story = Story(weight=4 * MIB)
     story.alloc("scaled", 4, [op("mul_Tensor"), python("scale", "/env/torch/amp/grad_scaler.py"), SCRIPT])
     assert imported(tmp_path, story.snapshot()).recording.precision.scaler
 
 
 @pytest.mark.parametrize("size", [CUBLAS_WORKSPACE, LARGE_CUBLAS_WORKSPACE])
 def test_workspaces_of_cublas_without_cpp_frames(size: int, tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB, older=CUBLAS_WORKSPACE if size == CUBLAS_WORKSPACE else KIB)
+    story = Story(weight=4 * MIB, older=CUBLAS_WORKSPACE if size == CUBLAS_WORKSPACE else KIB)
     story.alloc("main", size, FORWARD)
     story.alloc("out", 1 * MIB, FORWARD)
     story.alloc("seed", 4, BACKWARD)

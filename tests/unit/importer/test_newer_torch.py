@@ -15,8 +15,7 @@ from ampmem.importer.recording import import_snapshot
 
 def story() -> Story:
     """One block from before, one that comes and goes, one that stays."""
-    told = Story()
-    told.before(old=7 * KIB)
+    told = Story(old=7 * KIB)
     told.alloc("short", 2 * KIB, FORWARD)
     told.alloc("new", 3 * KIB, FORWARD)
     told.free("short")

@@ -75,8 +75,7 @@ def test_parameters_that_each_update_makes_anew_and_their_states(tmp_path: Path)
 
 
 def test_momentum_is_no_parameter_however_many_steps_the_trace_has(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB, other=4 * MIB, momentum=4 * MIB, of_the_other=4 * MIB, buffer=7 * KIB)
+    story = Story(weight=4 * MIB, other=4 * MIB, momentum=4 * MIB, of_the_other=4 * MIB, buffer=7 * KIB)
     for _ in range(3):  # SGD in place leaves no event
         forward_and_backward(story, "one", 4 * MIB)
         forward_and_backward(story, "two", 4 * MIB)
@@ -87,8 +86,7 @@ def test_momentum_is_no_parameter_however_many_steps_the_trace_has(tmp_path: Pat
 
 
 def test_a_frozen_twin_is_no_state_where_no_optimizer_was_seen(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB, twin=4 * MIB)
+    story = Story(weight=4 * MIB, twin=4 * MIB)
     forward_and_backward(story, "gradient", 4 * MIB)
     analysis = imported(tmp_path, story.snapshot())
     assert at_the_end(analysis)[Category.PARAMETERS] == at_the_end(analysis)[Category.OTHER] == 4 * MIB
@@ -97,8 +95,7 @@ def test_a_frozen_twin_is_no_state_where_no_optimizer_was_seen(tmp_path: Path) -
 
 
 def test_a_forward_alone_counts_no_twin_as_a_parameter(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB, twin=4 * MIB, other=4 * MIB, of_the_other=4 * MIB)
+    story = Story(weight=4 * MIB, twin=4 * MIB, other=4 * MIB, of_the_other=4 * MIB)
     story.alloc("copy", 2 * MIB, CAST)
     story.alloc("copy of the other", 2 * MIB, CAST)
     end = at_the_end(imported(tmp_path, story.snapshot()))
@@ -107,8 +104,7 @@ def test_a_forward_alone_counts_no_twin_as_a_parameter(tmp_path: Path) -> None:
 
 
 def test_a_tensor_of_the_script_that_is_trained_and_a_frozen_model(tmp_path: Path) -> None:
-    story = Story()
-    story.before(frozen=64 * KIB)
+    story = Story(frozen=64 * KIB)
     story.alloc("given", 4 * MIB, [op("_to_copy"), SCRIPT])
     story.alloc("trained", 4 * MIB, [op("_to_copy"), SCRIPT])
     forward_and_backward(story, "gradient", 4 * MIB)
@@ -138,8 +134,7 @@ def test_a_tensor_that_a_convolution_makes_on_its_way_is_none(tmp_path: Path) ->
 
 def hopper(**weights: int) -> Story:
     """A step of a process that has multiplied before, on both threads."""
-    story = Story()
-    story.before(**weights, main=LARGE_CUBLAS_WORKSPACE, engine=LARGE_CUBLAS_WORKSPACE)
+    story = Story(**weights, main=LARGE_CUBLAS_WORKSPACE, engine=LARGE_CUBLAS_WORKSPACE)
     story.alloc("out", 1 * MIB, [op("mm"), *FORWARD])
     for name, size in weights.items():
         story.alloc(f"gradient of {name}", size, [op("mm"), *ENGINE])
@@ -155,8 +150,7 @@ def test_workspaces_of_hopper_from_before_the_trace_are_no_parameters(weights: d
 
 
 def test_weights_as_large_as_a_workspace_are_none_where_the_trace_made_the_workspaces(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=LARGE_CUBLAS_WORKSPACE)
+    story = Story(weight=LARGE_CUBLAS_WORKSPACE)
     story.alloc("workspace", LARGE_CUBLAS_WORKSPACE, WORKSPACE)
     story.alloc("out", 1 * MIB, [op("mm"), *FORWARD])
     end = at_the_end(imported(tmp_path, story.snapshot()))
@@ -164,8 +158,7 @@ def test_weights_as_large_as_a_workspace_are_none_where_the_trace_made_the_works
 
 
 def test_older_gpus_have_no_workspace_of_hopper(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=LARGE_CUBLAS_WORKSPACE, main=CUBLAS_WORKSPACE)
+    story = Story(weight=LARGE_CUBLAS_WORKSPACE, main=CUBLAS_WORKSPACE)
     story.alloc("out", 1 * MIB, [op("mm"), *FORWARD])
     end = at_the_end(imported(tmp_path, story.snapshot()))
     assert end[Category.PARAMETERS] == LARGE_CUBLAS_WORKSPACE

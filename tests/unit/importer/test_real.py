@@ -108,7 +108,6 @@ def test_what_autocast_adds_to_a_forward_has_names() -> None:
 def test_a_first_step_with_adam_is_sixteen_bytes_per_parameter() -> None:
     summary = summary_of(analysis_of("lm2700m_ctx128_fp32_step"))
     end = summary.steps[-1].marks.after_optimizer
-    assert end is not None
     assert end[Category.PARAMETERS] == end[Category.GRADIENTS] == 4 * LARGE
     assert end[Category.OPTIMIZER_STATE] == 8 * LARGE
     assert end[Category.WORKSPACE] == 2 * 32 << 20  # the main thread's and the engine's
@@ -119,7 +118,6 @@ def test_a_first_step_with_adam_is_sixteen_bytes_per_parameter() -> None:
 def test_a_later_step_that_makes_its_state_anew() -> None:
     summary = summary_of(analysis_of("lm_medium_ctx128_fp32_step"))
     for mark in (summary.steps[0].marks.after_backward, summary.steps[0].marks.after_optimizer):
-        assert mark is not None
         assert mark[Category.PARAMETERS] == mark[Category.GRADIENTS] == 4 * MEDIUM
         assert mark[Category.OPTIMIZER_STATE] == 8 * MEDIUM
     # AccumulateGrad made those of the weights; the engine those of the norms and of the embedding.
@@ -141,9 +139,7 @@ def test_adapters_are_found_in_a_quantized_model() -> None:
     # Rank 16 on the query and value projections of 22 layers: 2048 in, 2048 and 256 out.
     adapters = 22 * 16 * ((2048 + 2048) + (2048 + 256))
     assert summary.parameters.count == adapters
-    after_backward = summary.steps[0].marks.after_backward
-    assert after_backward is not None
-    assert after_backward[Category.GRADIENTS] == 4 * adapters
+    assert summary.steps[0].marks.after_backward[Category.GRADIENTS] == 4 * adapters
 
 
 @pytest.mark.parametrize("name", ["lm_small_ctx200_amp_3steps", "lm_small_ctx200_fp32_3steps"])
@@ -153,7 +149,6 @@ def test_steps_from_before_the_model_was_made(name: str) -> None:
     assert summary.parameters.count == SMALL
     for step in summary.steps:
         end = step.marks.after_optimizer
-        assert end is not None
         assert end[Category.PARAMETERS] == end[Category.GRADIENTS] == 4 * SMALL
         assert end[Category.OPTIMIZER_STATE] == 8 * SMALL
 
@@ -242,7 +237,6 @@ def test_a_trace_without_phases_has_no_temporaries() -> None:
 def test_a_backward_on_hopper(name: str) -> None:
     summary = summary_of(analysis_of(name))
     end = summary.steps[0].marks.after_backward
-    assert end is not None
     assert end[Category.PARAMETERS] == end[Category.GRADIENTS] == 4 * LARGE
     assert end[Category.WORKSPACE] == 2 * 32 << 20
     assert summary.casts.bytes == (2 * (LARGE - 10_000 * 2560 - 65 * 2560) if "amp" in name else 0)
@@ -262,6 +256,5 @@ def test_a_picture_is_trained_through_a_frozen_network() -> None:
     summary = summary_of(analysis_of("cnn_small_fp32_10steps"))
     picture = 7_864_320
     end = summary.last_step.marks.after_backward
-    assert end is not None
     assert end[Category.PARAMETERS] == end[Category.GRADIENTS] == picture
     assert end[Category.OPTIMIZER_STATE] == 2 * picture

@@ -26,9 +26,7 @@ REPLAYED = (
 
 
 def layers_in(analysis: Analysis) -> AllocatorLayers:
-    layers = analysis.layers
-    assert layers is not None
-    return layers
+    return analysis.layers
 
 
 @pytest.mark.slow
@@ -55,8 +53,7 @@ def test_segments_that_do_not_fit_the_trace_are_not_made_up() -> None:
 
 
 def story() -> Story:
-    story = Story()
-    story.before(old=700)
+    story = Story(old=700)
     story.alloc("new", 1000, FORWARD)
     return story
 

@@ -24,8 +24,7 @@ from ampmem.vocabulary import SourceKind
 
 def small() -> dict[str, Any]:
     """One block from before, one that comes and goes, one that comes and stays."""
-    story = Story()
-    story.before(old=700, gone=600)
+    story = Story(old=700, gone=600)
     story.alloc("new", 1000, FORWARD)
     story.alloc("short", 2000, FORWARD)
     story.free("short", "gone")
@@ -164,8 +163,7 @@ def test_an_allocation_that_failed(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_ends_with_a_failure_has_the_record_of_it(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=16 * MIB)
+    story = Story(weight=16 * MIB)
     story.alloc("out", 1 * MIB, FORWARD)
     data = deepcopy(story.snapshot())
     oom = {"action": "oom", "size": 30 * MIB, "device_free": 7 * MIB, "stream": 0, "frames": [op("mm"), *FORWARD]}
@@ -207,8 +205,7 @@ def test_an_allocation_that_failed_on_another_device(tmp_path: Path) -> None:
 
 
 def test_the_start_that_the_ring_lost(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * KIB)
+    story = Story(weight=4 * KIB)
     story.alloc("lost", 3 * KIB, FORWARD)
     story.alloc("kept", 2 * KIB, FORWARD)
     story.free("lost", "kept")
@@ -313,8 +310,7 @@ def test_odd_texts_get_into_the_file(tmp_path: Path) -> None:
 
 
 def test_steps_and_phases(tmp_path: Path) -> None:
-    story = Story()
-    story.before(embedding=8 * MIB, weight=4 * MIB, other=4 * MIB, norm=3 * KIB)
+    story = Story(embedding=8 * MIB, weight=4 * MIB, other=4 * MIB, norm=3 * KIB)
     training_step(story, state=True)
     training_step(story, state=False, number=1)
     story.alloc("more", 1 * MIB, FORWARD)
@@ -328,8 +324,7 @@ def test_steps_and_phases(tmp_path: Path) -> None:
 
 
 def test_an_update_that_allocates_nothing_is_known_by_its_annotation(tmp_path: Path) -> None:
-    story = Story()
-    story.before(weight=4 * MIB)
+    story = Story(weight=4 * MIB)
     story.alloc("a", 1 * MIB, FORWARD)
     start = story.now
     story.now += 100

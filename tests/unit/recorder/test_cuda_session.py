@@ -14,10 +14,11 @@ import torch
 from support import cuda_model
 from support.build import RUN, Story, as_batches, small_run
 from support.cuda_model import ModelCuda
+from support.failures import oom_at
 from support.ready_python import ready_python
 
 import ampmem
-from ampmem.allocator.oom import OutOfMemory, Reason, candidates, pack_segments, unpack_segments
+from ampmem.allocator.oom import OutOfMemory, pack_segments
 from ampmem.allocator.settings import MIB
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings.base import TrainingRun
@@ -26,7 +27,7 @@ from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.marks import PhaseRows, instants
 from ampmem.cli.main import run
 from ampmem.errors import ModelElsewhere, UsageError
-from ampmem.events import Fact, LayersRecord, OomRecord, Phase, Recording
+from ampmem.events import Fact, LayersRecord, Phase, Recording
 from ampmem.recorder import session as session_module
 from ampmem.recorder.models.live import live_at_start
 from ampmem.recorder.options import Options
@@ -245,7 +246,6 @@ def test_a_run_that_dies_in_its_first_step_has_that_step(tmp_path: Path, monkeyp
     assert "test_cuda_session.py" in oom.stack
     summary = summarize(recording)
     told = summary.out_of_memory
-    assert told is not None
     assert (told.where, told.ended_the_run, told.residual_bytes) == ("forward of step 0", True, 0)
     assert sum(told.alive.values()) == 40 * MIB == summary.peak.bytes
     assert told.outside == 0 and told.reserved + told.device_free == 64 * MIB
@@ -272,17 +272,14 @@ def out_of_memory_run(**changes: object) -> Recording:
     blocks = [gpu.malloc(12 * MIB) for _ in range(5)]
     for block in blocks[::2]:
         gpu.free(block)
-    oom = OomRecord(
-        time_ns=when,
+    oom = oom_at(
+        when,
+        (),
         step=1,
-        device=0,
-        stream=0,
-        pool="0,0",
         asked=30 * MIB,
         segment=30 * MIB,
         total=64 * MIB,
         free=4 * MIB,
-        op="aten::mm",
         module="layers.0",
         stack="train.py:9 main\nnet.py:3 forward",
         segments=pack_segments(gpu.allocator.snapshot()),
@@ -292,7 +289,6 @@ def out_of_memory_run(**changes: object) -> Recording:
 
 def test_the_finding_says_who_asked_what_lived_and_why_the_cache_did_not_serve() -> None:
     summary = summarize(out_of_memory_run())
-    assert summary.out_of_memory is not None
     assert summary.out_of_memory.cached == 36 * MIB  # enough for the request, if it were one block
     finding = summary.findings[0]
     assert (finding.code, finding.severity, finding.bytes) == ("out-of-memory", "warning", 30 * MIB)
@@ -314,20 +310,6 @@ def test_the_finding_says_who_asked_what_lived_and_why_the_cache_did_not_serve()
 )
 def test_each_reason_is_told(changes: dict[str, object], words: str) -> None:
     assert words in summarize(out_of_memory_run(**changes)).findings[0].message
-
-
-def test_segments_keep_their_blocks_through_the_text() -> None:
-    gpu = ModelCuda(time_ns)
-    first = gpu.malloc(700, 3)
-    gpu.malloc(3 * MIB)
-    gpu.allocator.record_stream(first, 4)
-    gpu.free(first)
-    segments = gpu.allocator.snapshot()
-    assert unpack_segments(pack_segments(segments)) == segments
-    free = candidates(segments, 512, 3, (0, 0))
-    assert [block.size for block in free.usable] == [2 * MIB - 1024]
-    assert [block.size for block in free.other_pool] == [17 * MIB]
-    assert free.reason(512, 2 * MIB, 0, None) == Reason.OVERSIZE
 
 
 def test_no_failure_is_no_finding() -> None:

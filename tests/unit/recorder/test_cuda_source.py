@@ -190,7 +190,6 @@ def test_times_never_fall_and_respect_the_stamps(gpu: ModelCuda, source: CudaSou
     gpu.malloc(512)
     clock.now += 100
     entered = clock()
-    assert source.stamp is not None
     source.stamp(entered)
     gpu.malloc(512)
     before, after = source.drain().time_ns.tolist()
@@ -200,7 +199,6 @@ def test_times_never_fall_and_respect_the_stamps(gpu: ModelCuda, source: CudaSou
 def test_a_clock_that_runs_ahead_is_held_back_by_the_next_stamp(
     gpu: ModelCuda, source: CudaSource, clock: Clock
 ) -> None:
-    assert source.stamp is not None
     first = clock()
     source.stamp(first)
     gpu.malloc(512)
@@ -227,7 +225,6 @@ def test_only_the_recorded_thread_is_tagged_since_nobody_could_clear_the_others(
 ) -> None:
     gpu.malloc(512)
     stamp = source.stamp
-    assert stamp is not None
     stamp(5)
     assert gpu.tag == "5"
 
@@ -354,7 +351,6 @@ def test_python_stacks_come_outermost_first(gpu: ModelCuda, idle: CudaSource) ->
     gpu.malloc(512, 0, frames)
     gpu.malloc(512)
     window = idle.drain()
-    assert window.stack is not None
     assert [window.stacks[index] for index in window.stack.tolist()] == [
         "/home/train.py:40 <module>\n/home/net.py:9 build",
         "",
@@ -383,7 +379,6 @@ def test_the_device_with_the_largest_peak_is_recorded_and_the_others_are_named(c
     source.stop()
     assert source.device_name == "Model 0"
     allocator = source.allocator()
-    assert allocator is not None
     assert (allocator.device, allocator.peaks) == (0, (MIB, 100))
 
 
@@ -430,7 +425,6 @@ def test_settings_that_the_script_makes_itself_are_in_force(
     gpu.malloc(MIB)
     idle.drain()
     allocator = idle.allocator()
-    assert allocator is not None
     assert (allocator.variable, allocator.settings) == (
         "torch.cuda.memory._set_allocator_settings",
         "max_split_size_mb:64",
@@ -442,9 +436,7 @@ def test_a_backend_that_torch_refused_is_not_in_force(gpu: ModelCuda, source: Cu
     for gpu.in_force in ("max_split_size_mb:64", "backend:cudaMallocAsync"):
         gpu.malloc(MIB)
         source.drain()
-    allocator = source.allocator()
-    assert allocator is not None
-    assert allocator.settings == "max_split_size_mb:64"
+    assert source.allocator().settings == "max_split_size_mb:64"
 
 
 @pytest.mark.parametrize("read_at_import", [True, False])
@@ -462,7 +454,6 @@ def test_settings_that_the_script_makes_before_it_uses_cuda_are_in_force(
     gpu.malloc(MIB)
     source.drain()
     allocator = source.allocator()
-    assert allocator is not None
     assert (allocator.variable, allocator.settings) == ("PYTORCH_CUDA_ALLOC_CONF", "roundup_power2_divisions:4")
     source.stop()
 
@@ -542,7 +533,6 @@ def test_a_device_that_has_failed_hides_no_error_of_the_scripts(gpu: ModelCuda, 
     gpu.malloc(700)
     source.mark(0, "after_forward")
     gpu.broken = True
-    assert source.stamp is not None
     source.stamp(1)
     source.mark(0, "after_backward")
     assert source.stop().bytes.tolist() == [700]
@@ -600,7 +590,6 @@ def test_the_limit_of_the_process_is_not_taken_for_the_device(clock: Clock) -> N
     gpu = ModelCuda(clock, total=64 * MIB)
     source = started(gpu)
     gpu.malloc(512)
-    assert gpu._observer is not None
     gpu._observer(0, 30 * MIB, 20 * MIB, 60 * MIB)  # torch tells the limit as the total
     source.stop()
     (oom,) = source.take_ooms()
@@ -614,7 +603,6 @@ def test_a_failure_on_another_device_is_kept_and_chosen_while_none_is(clock: Clo
     gpu.malloc(40 * MIB)  # device 0 has the larger peak
     if chosen:
         source.drain()
-    assert gpu._observer is not None
     gpu._observer(1, 30 * MIB, 64 * MIB, 2 * MIB)
     source.stop()
     assert [oom.device for oom in source.take_ooms()] == [1]
@@ -625,7 +613,6 @@ def test_a_failure_on_another_device_is_kept_and_chosen_while_none_is(clock: Clo
 def test_a_failure_on_a_device_that_the_script_only_tried_chooses_nothing(clock: Clock) -> None:
     gpu = ModelCuda(clock, total=64 * MIB, others=(0,))
     source = started(gpu)
-    assert gpu._observer is not None
     gpu._observer(1, 30 * MIB, 64 * MIB, 2 * MIB)
     gpu.malloc(1 * MIB)
     assert source.drain().bytes.tolist() == [1 * MIB]
@@ -796,7 +783,6 @@ def test_what_another_thread_allocates_while_the_statistics_are_read_counts_befo
 ) -> None:
     gpu.malloc(700)
     source.drain()
-    assert source.stamp is not None
     source.stamp(at := gpu.clock())
 
     def load(before: str) -> None:
@@ -916,9 +902,7 @@ def test_a_script_that_resets_the_peaks_does_not_make_other_devices_smaller(cloc
     gpu.others = (20,)
     gpu.allocator.counters.reset_peaks()
     source.stop()
-    allocator = source.allocator()
-    assert allocator is not None
-    assert allocator.peaks == (8 * MIB, 100)
+    assert source.allocator().peaks == (8 * MIB, 100)
 
 
 def test_a_peak_that_was_reset_before_anybody_asked_is_in_the_trace(gpu: ModelCuda, clock: Clock) -> None:

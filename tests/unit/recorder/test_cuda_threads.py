@@ -1,7 +1,5 @@
 """Any sequence of calls, on any thread, at any moment: what is recorded agrees with the allocator's own counts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -91,7 +89,6 @@ class Replay:
 
     def mark(self, number: int) -> None:
         instant = self.clock()
-        assert self.source.stamp is not None
         self.source.stamp(instant)
         self.source.mark(number, "after_forward")  # type: ignore[arg-type]
         if self.source._device is not None:  # before the first alloc there is none to ask

@@ -96,7 +96,6 @@ def test_the_allocator_is_looked_at_in_the_first_step_and_at_the_end_only(gpu: M
     source.stop()
     assert gpu.calls.count("snapshot") == 1
     assert gpu.calls[-1] == "off"
-    assert gpu.tracker is not None
     assert not gpu.tracker.on
 
 
@@ -238,7 +237,6 @@ def test_rows_have_to_come_to_what_the_allocator_counts(name: str) -> None:
     trace, _ = trace_on(0, rows, np.array([0]), [""])
     assert history.follow(trace, since_ns=6, until_ns=9, counted=wrong) is None
     settled = history.follow(trace, since_ns=6, until_ns=9, counted=counted)
-    assert settled is not None
     assert (settled.events.allocated.tolist(), settled.events.block_bytes.tolist()) == ([700, 701], [1024, 512])
 
 
@@ -253,12 +251,10 @@ def test_the_allocator_is_described_without_a_snapshot(clock: Clock) -> None:
     gpu.malloc(700, 94_000)
     source.drain()
     allocator = source.allocator()
-    assert allocator is not None
     assert (allocator.streams, allocator.expandable_segments, allocator.private_pools) == (2, True, 0)
     assert not source.notes()
     source._note_tracked(0, table(row(IS_SEGMENT, 1, pool=0, shared_pool=2)))
     allocator = source.allocator()
-    assert allocator is not None
     assert allocator.private_pools == 1
     assert any("memory pools of the script" in note for note in source.notes())
     source.stop()
@@ -293,7 +289,6 @@ def test_a_long_step_is_read_in_parts_also_in_backward(
     for _ in range(30):
         gpu.free(gpu.malloc(3 * MIB))
         source.pause()
-        assert gpu.tracker is not None
         lengths.append(len(gpu.tracker._rows))
     assert max(lengths) < 40
     window = source.drain()
@@ -307,9 +302,7 @@ def test_the_peak_of_a_device_is_known_although_the_script_reset_it(gpu: ModelCu
     gpu.free(gpu.malloc(8 * MIB))
     gpu.allocator.counters.reset_peaks()
     source.stop()
-    allocator = source.allocator()
-    assert allocator is not None
-    assert allocator.peaks == (8 * MIB + 1024,)
+    assert source.allocator().peaks == (8 * MIB + 1024,)
 
 
 def test_the_peak_of_another_device_is_in_its_rows(clock: Clock) -> None:

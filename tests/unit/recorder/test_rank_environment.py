@@ -17,7 +17,6 @@ TORCHRUN = {
 
 def test_a_process_of_torchrun() -> None:
     found = launched(TORCHRUN)
-    assert found is not None
     assert (found.place.rank, found.place.world_size, found.place.local_rank) == (5, 8, 1)
     assert found.here == range(4, 8)
 
@@ -53,9 +52,7 @@ def test_a_scheduler_names_the_job_of_ranks_that_have_a_shell_each(
     ranks = {name: value for name, value in TORCHRUN.items() if name != "TORCHELASTIC_ERROR_FILE"}
     for parent, given in ((1, step), (os.getpid(), step), (1, other), (1, {}), (os.getpid(), {})):
         monkeypatch.setattr(os, "getppid", lambda parent=parent: parent)
-        found = launched(ranks | given)
-        assert found is not None
-        jobs.append(found.place.job)
+        jobs.append(launched(ranks | given).place.job)
     assert jobs[0] == jobs[1]
     assert len(set(jobs)) == 4
 
@@ -79,6 +76,5 @@ def test_what_is_no_rank_of_several(environ: dict[str, str]) -> None:
 def test_where_its_neighbours_are_not_known_a_rank_is_for_itself(odd: dict[str, str]) -> None:
     environ = TORCHRUN | odd
     found = launched(environ)
-    assert found is not None
     assert found.here == range(int(environ["RANK"]), int(environ["RANK"]) + 1)
     assert found.place.job == ""

@@ -143,12 +143,6 @@ def test_what_is_said_of_updates_that_are_put_together(names: str, updates: str,
     assert rounds.updates == {}
 
 
-def test_of_one_update_nothing_is_said() -> None:
-    rounds = Rounds()
-    rounds.update(1)
-    assert (rounds.end(), rounds.updates) == (None, {})
-
-
 @pytest.mark.parametrize("updates", [PATIENCE - 1, PATIENCE])
 def test_waiting_in_vain_is_said(updates: int) -> None:
     rounds = Rounds()
@@ -402,13 +396,6 @@ def test_a_backward_begins_the_first_step_if_an_optimizer_is_there(events: str, 
     assert script.said == [FORWARD_UNSEEN] * begun
 
 
-def test_an_update_begins_the_first_step_if_no_backward_was_seen() -> None:
-    script = Script()
-    script.play("m")
-    script.act(script.machine.update_started())
-    assert script.machine.begun
-
-
 @pytest.mark.parametrize(("closure", "expected"), [("fb", "OFBf.Ob"), ("fpb", "OFBf.ObBf.Ob"), ("fbb", "OFBf.ObBf.Ob")])
 def test_a_backward_in_a_closure_does_not_look_like_one_that_an_update_interrupts(closure: str, expected: str) -> None:
     """A phase lies between two backwards of a closure, or the analysis puts the end of forward at the first of them."""
@@ -630,15 +617,6 @@ def test_inside_an_update_the_phase_goes_back_to_it() -> None:
     script.act(script.machine.forward_ended(raised=False, grad=False, stepping=True))
     script.act(script.machine.updated(G, 7, in_backward=False))
     assert script.text == "OFBf.ObEO.o|"
-
-
-def test_a_graph_made_inside_an_update_is_no_forward() -> None:
-    script = Script()
-    script.play("m f")
-    script.act(script.machine.update_started())
-    script.act(script.machine.backward_started(in_forward=False))
-    script.return_from_backward(differentiable=True, stepping=True)
-    assert script.text == "FOBf.Ob"
 
 
 def test_variables_are_looked_at_only_so_often_in_a_step() -> None:

@@ -1,7 +1,5 @@
 """The temporary folders of watched runs: those of killed processes are removed, and no others."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from contextlib import ExitStack

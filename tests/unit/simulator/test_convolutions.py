@@ -277,7 +277,6 @@ def test_a_table_counts_for_its_gpu_and_torch(tmp_path: Path) -> None:
     write(tmp_path, "older.json", row(temporary=1))
     write(tmp_path, "newer.json", row(), cudnn=91500)
     found = table_for(GPUS["h100"], "2.13.0+cpu", tmp_path)
-    assert found is not None
     assert found.of(PLAIN, FORWARD, benchmark=False) == 12345
     assert found.source == "measured on NVIDIA H100 80GB HBM3 with torch 2.13.0+cu130 and cuDNN 91500"
     assert table_for(GPUS["h100"], "2.14.0", tmp_path) is table_for(GPUS["h200"], "2.13.0", tmp_path) is None
@@ -287,14 +286,11 @@ def test_a_table_may_be_compressed(tmp_path: Path) -> None:
     path = write(tmp_path, "table.json", row())
     Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
-    found = table_for(GPUS["h100"], "2.13.0", tmp_path)
-    assert found is not None
-    assert found.of(PLAIN, FORWARD, benchmark=False) == 12345
+    assert table_for(GPUS["h100"], "2.13.0", tmp_path).of(PLAIN, FORWARD, benchmark=False) == 12345
 
 
 def test_the_table_of_an_h200_is_there() -> None:
     found = table_for(GPUS["h200"], "2.11.0")
-    assert found is not None
     assert (found.cudnn, len(found.sizes)) == (91900, 1728)
     known = convolution((32, 64, 56, 56), (64, 64, 3, 3), (32, 64, 56, 56), dtype=torch.bfloat16)
     assert found.of(known, FORWARD, benchmark=False) == 25_763_987

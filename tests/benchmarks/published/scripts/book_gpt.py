@@ -7,8 +7,6 @@ Eight samples of 1,024 tokens, dropout, AdamW; after the first step it is evalua
 the norms and the activation function are PyTorch's.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 

@@ -6,8 +6,6 @@
 Peaks begin anew after the warm-up, as in the published runs.
 """
 
-from __future__ import annotations
-
 import argparse
 from contextlib import nullcontext
 

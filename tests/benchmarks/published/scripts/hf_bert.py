@@ -9,8 +9,6 @@ attention written in plain ops, AdamW, Adafactor or bitsandbytes' Adam8bit, and 
 ``--float16`` is autocast with a gradient scaler.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -7,8 +7,6 @@ batches are summed for each of two updates. ``--everywhere`` has adapters on all
 values.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from typing import Any

@@ -8,8 +8,6 @@ Attention is the flash kernel's, as on an H100 then; torch 2.13 prefers cuDNN's,
 Three steps: the second reserves more, because the optimizer has state, and the third no more.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections import Counter

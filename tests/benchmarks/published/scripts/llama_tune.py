@@ -7,8 +7,6 @@ loss of a chunk: the recipe throws the compiled loss of the whole away. ``--chun
 chunks. AdamW is fused: what the runs with checkpoints took has no room for the temporaries of another one.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 from typing import Any

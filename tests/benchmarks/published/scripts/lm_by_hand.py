@@ -6,8 +6,6 @@ Written from a recording of such a run: which ops allocate what, and in which or
 autocast lies around all three steps, their optimizer included, so its cached copies live on from step to step.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 

@@ -8,8 +8,6 @@ ran before. ``--gradients-stay``: ``zero_grad`` fills with zeros, as it did befo
 last.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 

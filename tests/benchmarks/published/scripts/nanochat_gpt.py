@@ -7,8 +7,6 @@ Neither update is compiled here: torch 2.13 cannot compile a step that gathers w
 The peak is in backward, so that does not change it.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -5,8 +5,6 @@
 AdamW, the gradients' norm clipped. The rows differ in length, so attention has a mask. Two steps.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

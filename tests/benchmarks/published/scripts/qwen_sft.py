@@ -13,8 +13,6 @@ scale for each 64 weights, and one weight expanded by plain PyTorch ops where it
 ``nf4-nested`` has the scales in 8 bits, with an FP32 scale for each 256 of them.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

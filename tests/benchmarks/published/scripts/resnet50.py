@@ -6,8 +6,6 @@ SGD with momentum, gradients set to none before forward; under autocast with a g
 steps after the first two.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -5,8 +5,6 @@
 The labels are probabilities, and gradients are set to none after the update.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -8,8 +8,6 @@ algorithms, and in both ``zero_grad`` fills with zeros, as it did before torch 2
 images alone, which are not needed: where it is not there, hollow modules stand in.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from importlib.abc import Loader, MetaPathFinder

@@ -5,8 +5,6 @@
 Adam. ``mixed`` is float16 autocast with a gradient scaler, ``bfloat16`` has weights and images of that type.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

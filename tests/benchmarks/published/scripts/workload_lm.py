@@ -3,8 +3,6 @@
 python workload_lm.py STEPS-BEFORE STEPS [--forward] [ARGUMENTS]...
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -4,8 +4,6 @@ Four steps; the gradients are zeroed before each batch is loaded, and what a ste
 makes it anew.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

@@ -6,8 +6,6 @@ Models are made from their configurations, without weights; a batch is padded to
 those that the models' repositories have; what is not said here is the library's default.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

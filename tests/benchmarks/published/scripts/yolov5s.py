@@ -8,8 +8,6 @@ also the model that is to be trained, of which AutoBatch uses a copy; not the ch
 it there would be more allocated at batch 1 than was reserved.
 """
 
-from __future__ import annotations
-
 import sys
 from copy import deepcopy
 

@@ -1,7 +1,5 @@
 """The published runs, a module for each source, which has them in ``RUNS``."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 

@@ -3,8 +3,6 @@
 The GPU of the first source is not named, and assumed; of what it could be, the size of the cuBLAS workspace matters.
 """
 
-from __future__ import annotations
-
 from ampmem.allocator.settings import MIB
 from published.runs import Precision, PublishedRun
 
@@ -28,12 +26,9 @@ def first(size: str, context: int, mode: str, autocast: str, allocated: float, r
         PublishedRun(
             key=f"cs336/{size}-ctx{context}-{mode}-{precision}-{what}",
             source=f"{FIRST}/{size}_ctx{context}_{published}_amp-{autocast}.json",
-            family="transformer",
             precision=precision,
             gpu="a100-40",
             gpu_assumed=True,
-            address=f"https://{FIRST.partition(':')[0]}",
-            torch="",
             what=what,
             real=real,
             command=command + options,
@@ -50,11 +45,8 @@ def second(mode: str, context: int, autocast: bool, allocated: float) -> Publish
     return PublishedRun(
         key=f"cs336/2.7b-ctx{context}-{mode}-{precision}-b200",
         source=f"{SECOND}: memory-snapshots/memory_sweep_train/memory_sweep_train.csv",
-        family="transformer",
         precision=precision,
         gpu="b200",
-        address=f"https://{SECOND}",
-        torch="",
         what="allocated",
         real=round(allocated * MIB),
         command=("course_lm.py", *LARGEST, "--context", str(context), "--mode", mode, "--batch", "1", *options),
@@ -67,11 +59,8 @@ def checkpointed(blocks: int, allocated: float) -> PublishedRun:
     return PublishedRun(
         key=f"cs336/2.7b-ctx2048-checkpoint{blocks}-fp32-b200",
         source=f"{SECOND}: checkpoint-output/checkpoint-sweep-results/checkpoint-sweep-results.csv",
-        family="transformer",
         precision="fp32",
         gpu="b200",
-        address=f"https://{SECOND}",
-        torch="",
         what="allocated",
         real=round(allocated * MIB),
         command=command,

@@ -4,8 +4,6 @@ Each was measured after the cells before it, in one process. Which GPU it was in
 the notebook's text speaks of a V100 machine, which may be older than its figures.
 """
 
-from __future__ import annotations
-
 from published.runs import Precision, PublishedRun
 
 _NOTEBOOK = "mryab/efficient-dl-systems"
@@ -29,7 +27,6 @@ def _run(year: int, place: str, how: str, real: int, gpu: str, *, rounded: bool,
         gpu=gpu,
         gpu_assumed=year == 2025,
         address=f"https://github.com/{_NOTEBOOK}/blob/{year}/{place}",
-        torch="",
         what="allocated",
         real=real + 500_000 if rounded else real,
         resolution=1_000_000 if rounded else 0,

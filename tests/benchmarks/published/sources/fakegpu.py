@@ -3,8 +3,6 @@
 That predictor's own figures are rounded to a percentage, so they are not compared.
 """
 
-from __future__ import annotations
-
 from published.runs import PublishedRun
 
 _REPOSITORY = "github.com/FanBB2333/FakeGPU"
@@ -31,8 +29,6 @@ def _run(
     return PublishedRun(
         key=f"fakegpu/qwen3.5-0.8b-{name}",
         source=f"{_PAGE}: {measured} (simulated as an RTX 3090)",
-        address=f"https://{_REPOSITORY}",
-        family="transformer",
         precision="bf16",
         gpu="rtx3090",
         gpu_assumed=True,

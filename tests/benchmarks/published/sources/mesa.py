@@ -1,7 +1,5 @@
 """What vision transformers take in the training script of DeiT, as the authors of Mesa measured it without theirs."""
 
-from __future__ import annotations
-
 from published.runs import PublishedRun
 
 
@@ -9,7 +7,6 @@ def _run(name: str, model: str, megabytes: int, drop_path: float) -> PublishedRu
     return PublishedRun(
         key=f"mesa/{name}-b128",
         source="ziplab/Mesa: README.md, train memory without Mesa at batch 128; its script: HubHop/deit-mesa, main.py",
-        family="transformer",
         precision="amp-fp16",
         gpu="v100-32",
         address="https://github.com/ziplab/Mesa",

@@ -1,7 +1,5 @@
 """Runs from recipes, from books and from pull requests."""
 
-from __future__ import annotations
-
 from published.runs import Precision, PublishedRun
 
 _RECIPE = (
@@ -58,8 +56,6 @@ def _book(mode: str, precision: Precision, gibibytes: str, *arguments: str) -> P
     return PublishedRun(
         key=f"others/book-gpt-b8-{mode}",
         source=f"{_BOOK}: ch05/10_llm-training-speed/README.md (torch 2.6.0, A100), reserved, {mode}",
-        address=f"https://{_BOOK}",
-        family="transformer",
         precision=precision,
         gpu="a100-40",
         gpu_assumed=True,
@@ -75,8 +71,6 @@ def _vit(mode: str, precision: Precision, gigabytes: str) -> PublishedRun:
     return PublishedRun(
         key=f"others/vit-l-16-b64-{mode}",
         source=f"{_FINE_TUNING}: logs.md, {mode}, reserved, in GB (GPU not named)",
-        address=f"https://{_FINE_TUNING}",
-        family="transformer",
         precision=precision,
         gpu="a100-40",
         gpu_assumed=True,
@@ -93,11 +87,9 @@ def _profiled(optimizer: str, size: int) -> PublishedRun:
     return PublishedRun(
         key=f"others/resnet50-b1-{optimizer}-a10g",
         source=f"{_PROFILED}: the timeline of PyTorch's profiler, {optimizer}; {_UNSEEN}",
-        address=f"https://{_PROFILED}",
         family="cnn",
         precision="fp32",
         gpu="a10g",
-        torch="",
         what="allocated",
         real=size + _WORKSPACE,
         resolution=1 << 20,  # the allocator rounds each of some thousand tensors up to 512 bytes, the timeline does not

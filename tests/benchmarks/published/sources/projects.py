@@ -1,7 +1,5 @@
 """Runs that projects publish of their own benchmarks and recipes; each is repeated by a script of its own."""
 
-from __future__ import annotations
-
 from published.runs import NOT_EXPLAINED, Precision, PublishedRun
 
 MIB = 1 << 20
@@ -15,11 +13,8 @@ def _milabench(gpu: str, mode: str, precision: Precision, batch: int, used: int)
         key=f"projects/milabench-bert-{gpu}-{mode}-b{batch}",
         source=f"{_MILABENCH}: config/scaling/{gpu.upper()}.yaml, bert-{mode}, {used} MiB of the device less "
         f"{_CONTEXTS[gpu]} MiB, the same for all its runs on that GPU",
-        address=f"https://{_MILABENCH}",
-        family="transformer",
         precision=precision,
         gpu=gpu,
-        torch="",
         what="reserved",
         real=(used - _CONTEXTS[gpu]) * MIB,
         resolution=2 * MIB,
@@ -41,8 +36,6 @@ def _one_gpu(name: str, precision: Precision, used: int, *arguments: str, rest: 
     return PublishedRun(
         key=f"projects/one-gpu-bert-large-{name}",
         source=f"{_ONE_GPU}: {name}, {used} MiB of the device less the {_BEFORE_BACKWARD} MiB in use before",
-        address=f"https://{_ONE_GPU}",
-        family="transformer",
         precision=precision,
         gpu="v100",
         gpu_assumed=True,
@@ -63,11 +56,8 @@ def _litgpt(name: str, gigabytes: str, *arguments: str) -> PublishedRun:
     return PublishedRun(
         key=f"projects/litgpt-{name}",
         source=f"{_LITGPT}: config_hub/finetune/README.md, {name} (0.3.0), the most allocated, in GB",
-        address=f"https://{_LITGPT}",
-        family="transformer",
         precision="bf16",
         gpu="a10g",
-        torch="",
         what="allocated",
         real=int(gigabytes.replace(".", "")) * 10_000_000,
         resolution=10_000_000,
@@ -89,8 +79,6 @@ def _peft(name: str, real: int, *arguments: str, tuned: bool = False, why: str =
         key=f"projects/peft-llama-3b-{name}",
         source=f"{_PEFT}: method_comparison/MetaMathQA/results, {name} (peft 0.19.2.dev0), the most reserved; the "
         "length of the longest batch was chosen with the first of these runs in view",
-        address=f"https://{_PEFT}",
-        family="transformer",
         precision="bf16",
         gpu="l40s",
         torch="2.13.0",
@@ -118,8 +106,6 @@ def _titan(
     return PublishedRun(
         key=f"projects/torchtitan-8b-{name}",
         source=f"{source}, the most reserved, in GiB" + ("" if expandable else f"; {_WITHOUT_EXPANDABLE}"),
-        address=f"https://{_TITAN}",
-        family="transformer",
         precision="bf16",
         gpu=gpu,
         torch=torch,
@@ -140,11 +126,8 @@ def _tune(name: str, gigabytes: str, *arguments: str) -> PublishedRun:
     return PublishedRun(
         key=f"projects/torchtune-3b-{name}",
         source=f"{_TUNE}: README.md, optimization flags, the most active, in GiB",
-        address=f"https://{_TUNE}",
-        family="transformer",
         precision="bf16",
         gpu="a100-80",
-        torch="",
         what="allocated",
         real=round(float(gigabytes) * (1 << 30)),
         resolution=(1 << 30) // 10,
@@ -195,8 +178,6 @@ RUNS = (
     PublishedRun(
         key="projects/nanochat-d20",
         source="github.com/karpathy/nanochat: base training of depth 20 on 8 H100s, peak memory usage in seven reports",
-        address="https://github.com/karpathy/nanochat",
-        family="transformer",
         precision="amp-bf16",
         gpu="h100",
         torch="2.8.0",

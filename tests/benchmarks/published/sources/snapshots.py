@@ -6,8 +6,6 @@ one by one. Which GPU it was is guessed from the size of the cuBLAS workspaces. 
 kernels of its own, a synthetic file, and a small network under anomaly detection whose recording begins in the middle.
 """
 
-from __future__ import annotations
-
 from published.runs import Family, Precision, PublishedRun
 
 COURSE = ("--mode", "backward", "--context", "512", "--warmup", "1", "--positions")
@@ -35,7 +33,6 @@ def recorded(
         PublishedRun(
             key=f"snapshots/{key}-{what}",
             source=f"{origin}: {snapshot}",
-            address=f"https://{origin}" if origin.startswith("github.com/") else "",
             family=family,
             precision=precision,
             gpu=gpu,

@@ -5,8 +5,6 @@ first that ran. So what it says of memory is that this batch fits. Why the one b
 no verdict.
 """
 
-from __future__ import annotations
-
 from published.runs import PublishedRun
 
 _TABLE = (

@@ -1,7 +1,5 @@
 """Convolutional networks under mixed precision."""
 
-from __future__ import annotations
-
 from published.runs import Precision, PublishedRun
 
 _RESNET = "an open benchmark of mixed precision (torchvision's ResNet-50, batch 256, on a GPU that is not named)"
@@ -15,7 +13,6 @@ def _resnet(mode: str, precision: Precision, mebibytes: float, *arguments: str) 
         precision=precision,
         gpu="a100-80",
         gpu_assumed=True,
-        torch="",
         what="allocated",
         real=round(mebibytes * (1 << 20)),
         resolution=round(0.1 * (1 << 20)),

@@ -10,13 +10,10 @@ What a run is taken to reserve, and the range about it, were chosen with the mod
 figures of most of the others had been seen before.
 """
 
-from __future__ import annotations
-
 from published.runs import PublishedRun
+from published.sources.xmem import published
 
-_REPOSITORY = "github.com/Stone-ResearchLife/xMem: plot/data"
 _STUDIES = {"anova": "001-Anova/CNN", "random": "002-Monte Carlo/CNN/001"}
-_GPUS = {"rtx3060": "NVIDIA-GeForce-RTX-3060", "rtx4060": "NVIDIA-GeForce-RTX-4060"}
 CHOSEN_WITH = frozenset({"ConvNeXtTiny", "MnasNet", "MobileNetV3Small", "RegNetY400MF", "ResNet101", "VGG16"})
 _WHY = (
     "possible: workspaces that find no room in the cache, or leave blocks there; only cuDNN knows their sizes, which "
@@ -79,23 +76,8 @@ def _run(line: str) -> PublishedRun:
     study, _, name = folder.partition("/")
     model, optimizer, batch, *_ = name.rpartition("/")[2].split("_")
     model = model.replace("MobeNet", "MobileNet")
-    return PublishedRun(
-        key=f"xmem/{model}-{optimizer}-{batch}-{gpu}",
-        source=f"{_REPOSITORY}/{_STUDIES[study]}/{name}/{_GPUS[gpu]}/evaluation_result.json",
-        family="cnn",
-        precision="fp32",
-        gpu=gpu,
-        address="https://github.com/Stone-ResearchLife/xMem",
-        tuned=model in CHOSEN_WITH,
-        torch="2.6.0",
-        what="fits" if real == "-" else "reserved",
-        real=0 if real == "-" else int(real),
-        fitted=False if real == "-" else None,
-        others=dict(zip(("xMem", "DNNMem", "SchedTune"), map(int, said), strict=True)),
-        command=("xmem_cnn.py", model, optimizer, batch),
-        environment="torchvision",
-        why=_WHY,
-    )
+    run = f"{model}-{optimizer}-{batch}"
+    return published("cnn", f"{_STUDIES[study]}/{name}", gpu, run, real, said, _WHY, tuned=model in CHOSEN_WITH)
 
 
 RUNS = tuple(_run(line) for line in LISTED.split("\n") if line)

@@ -208,9 +208,7 @@ def test_in_a_folder_with_too_many_files_only_what_is_near_the_script_is_said(
 
 def pyproject(folder: Path, text: str) -> BudgetFile:
     (folder / "pyproject.toml").write_text(text, encoding="utf-8")
-    found = find_budgets(folder)
-    assert found is not None
-    return found
+    return find_budgets(folder)
 
 
 def limits(found: BudgetFile, script: str | None) -> dict[str, int]:

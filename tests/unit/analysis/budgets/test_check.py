@@ -2,11 +2,10 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import jsonschema
 import pytest
-from support.build import RUN, Story, gpu_run, small_run
+from support.build import RUN, Story, gpu_run, predicted, small_run
 from support.golden_sections import Golden
 
 from ampmem.analysis.budgets.budget import NONE_ALLOWED, Allowance, budgets_of, parse_allowance
@@ -14,7 +13,7 @@ from ampmem.analysis.budgets.check import TRIALS_NOT_JUDGED, Broken, CheckResult
 from ampmem.analysis.budgets.run import run_of, run_of_side
 from ampmem.analysis.difference.sides import side_of
 from ampmem.errors import UsageError
-from ampmem.events import Fact, Phase, PredictionRecord, Recording, TermsRecord
+from ampmem.events import Fact, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import CUDNN_TRIALS
 from ampmem.reporters.text.check import answer, render_check
@@ -25,8 +24,7 @@ SCHEMA = check_schema()
 
 def trained(*, saved: int = 1000, kept: int = 0, line: int = 9, steps: int = 3, skipped: tuple[int, ...] = ()) -> Story:
     """Steps of a model with an encoder and a head; each saves so many bytes and leaves ``kept`` behind."""
-    story = Story()
-    story.parameter(0x1000, "encoder.0.weight", 100)
+    story = Story(weight=100, name="encoder.0.weight")
     story.parameter(0x2000, "head.weight", 50)
     for step in range(steps):
         story.begin(step, Phase.FORWARD)
@@ -148,24 +146,17 @@ def test_what_a_gpu_holds_above_the_tensors() -> None:
     assert result.problems == ("device: the memory outside of the allocator is not known",)
 
 
-def predicted(**given: Any) -> PredictionRecord:
-    terms = TermsRecord(tensors=900, workspaces={}, scratch={}, rounding=124, cached=0)
-    record = PredictionRecord(
-        total=1 << 30,
-        outside=1 << 20,
-        allocated=terms,
-        reserved=terms,
-        highest_allocated=5 << 20,
-        highest_reserved=6 << 20,
-        bounds={"cuDNN's workspaces in convolutions": 4 << 20},
-        unmodelled=(),
-        ran_out=False,
-    )
-    return replace(record, **given)
+PREDICTION = predicted(
+    1024,
+    outside=1 << 20,
+    highest_allocated=5 << 20,
+    highest_reserved=6 << 20,
+    bounds={"cuDNN's workspaces in convolutions": 4 << 20},
+)
 
 
 def test_what_is_assumed_of_a_simulated_gpu_is_said_where_a_limit_is_broken_by_it(golden: Golden) -> None:
-    result = judged(replace(gpu_run().recording(), prediction=predicted()), allocated="1MiB")
+    result = judged(replace(gpu_run().recording(), prediction=PREDICTION), allocated="1MiB")
     assert measured(result) == {"allocated": 5 << 20}
     (broken,) = result.broken
     golden(broken.instant)
@@ -173,7 +164,8 @@ def test_what_is_assumed_of_a_simulated_gpu_is_said_where_a_limit_is_broken_by_i
 
 def test_an_upper_bound_is_no_fact_and_trials_break_no_budget(golden: Golden) -> None:
     """With the least that is assumed the budget is kept; cudnn.benchmark's trials take what is free."""
-    prediction = predicted(
+    prediction = replace(
+        PREDICTION,
         highest_allocated=1 << 29,
         highest_reserved=1 << 29,
         unfilled_allocated=5 << 20,
@@ -276,8 +268,7 @@ def test_what_a_module_holds_is_explained_at_the_instant_at_which_it_is_measured
 
 def moving(*, gelu: int, saved: int = 1000, update: int = 3000, extra: int = 0) -> Recording:
     """A run with its peak in the update of the optimizer or, if ``gelu`` saves enough, in forward."""
-    story = Story()
-    story.parameter(0x1000, "head.weight", 100)
+    story = Story(weight=100, name="head.weight")
     for step in range(2):
         story.begin(step, Phase.FORWARD)
         story.tensor(
@@ -287,16 +278,13 @@ def moving(*, gelu: int, saved: int = 1000, update: int = 3000, extra: int = 0) 
             story.tensor(
                 Fact.SAVED, 0x5000, gelu, "aten::gelu", module="act", op="aten::gelu", stack="/home/me/net.py:8 forward"
             )
-        story.alloc(0x6000, 900, op="aten::_log_softmax", stack="/home/me/train.py:11 step")
-        story.free(0x6000)
+        story.scratch(0x6000, 900, op="aten::_log_softmax", stack="/home/me/train.py:11 step")
         if extra:
-            story.alloc(0x7000, extra, op="aten::_log_softmax", stack="/home/me/train.py:12 step")
-            story.free(0x7000)
+            story.scratch(0x7000, extra, op="aten::_log_softmax", stack="/home/me/train.py:12 step")
         story.enter(Phase.BACKWARD)
         story.free(0x4000, *([0x5000] if gelu else []))
         story.enter(Phase.OPTIMIZER)
-        story.alloc(0x8000, update, op="Optimizer.step#AdamW.step")
-        story.free(0x8000)
+        story.scratch(0x8000, update, op="Optimizer.step#AdamW.step")
         story.end()
     return story.recording()
 

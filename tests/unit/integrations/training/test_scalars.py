@@ -15,8 +15,7 @@ def steps_of(*sizes: int) -> Summary:
     story = Story(weight=10)
     for step, size in enumerate(sizes):
         story.begin(step, Phase.BACKWARD)
-        story.alloc(0x2000, size)
-        story.free(0x2000)
+        story.scratch(0x2000, size)
         story.end()
     return summarize(story.recording(precision=FP32))
 

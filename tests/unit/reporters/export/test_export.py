@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from support import snapshots
-from support.build import RUN, Story, small_run, write
+from support.build import RUN, Story, later, small_run, write
 from support.command_line import ampmem_here
 from support.hostile.seeds import on_gpu
 
@@ -200,8 +200,7 @@ def assert_counter(packets: list[Any], name: str, subject: Analysis, values: Any
 
 def imported() -> Recording:
     """A stranger's snapshot as a recording."""
-    story = snapshots.Story()
-    story.before(old=700)
+    story = snapshots.Story(old=700)
     story.alloc("new", 1000, snapshots.FORWARD)
     story.free("new")
     return replace(recording_of(read_snapshot(story.snapshot()), "train.py"), run=RUN)
@@ -216,8 +215,7 @@ def test_the_counters_of_a_trace_are_the_timeline(tmp_path: Path) -> None:
 
 def test_the_counters_of_a_trace_have_what_was_reserved(tmp_path: Path) -> None:
     assert "reserved" not in tracks_of(as_trace(tmp_path, analysis()))
-    story = snapshots.Story()
-    story.before(old=700)
+    story = snapshots.Story(old=700)
     story.alloc("new", 1000, snapshots.FORWARD)
     story.event("segment_alloc", 1 << 50, 2 << 20, [])
     story.alloc("more", 3000, snapshots.FORWARD)
@@ -277,20 +275,8 @@ def test_the_packets_of_a_trace_are_one_sequence_in_order(tmp_path: Path) -> Non
 def test_times_of_a_trace_are_exact(tmp_path: Path) -> None:
     recording = small_run().recording()
     early = [packet.timestamp for packet in as_trace(tmp_path, analyse(recording))]
-    recording.events.time_ns[:] += 1_700_000_000_000_000_001
-    recording.phases.time_ns[:] += 1_700_000_000_000_000_001
-    later = replace(
-        recording,
-        steps=tuple(
-            replace(
-                step,
-                start_ns=step.start_ns + 1_700_000_000_000_000_001,
-                end_ns=step.end_ns + 1_700_000_000_000_000_001,
-            )
-            for step in recording.steps
-        ),
-    )
-    assert [packet.timestamp for packet in as_trace(tmp_path, analyse(later))] == early
+    moved = later(recording, 1_700_000_000_000_000_001)
+    assert [packet.timestamp for packet in as_trace(tmp_path, analyse(moved))] == early
 
 
 @given(st.lists(st.integers(0, 2**62), min_size=1))
@@ -308,8 +294,7 @@ def test_fields_are_what_protobuf_reads(name: str, uuid: int) -> None:
 
 
 def empty() -> Story:
-    story = Story()
-    story.begin(0, Phase.BACKWARD)
+    story = Story(begins=Phase.BACKWARD)
     story.end()
     return story
 

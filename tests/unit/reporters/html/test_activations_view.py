@@ -54,7 +54,6 @@ def sizes(bar: PrecisionBar) -> tuple[int, int, int]:
 
 def test_every_bar_has_its_bytes_by_precision() -> None:
     view = view_of(transformer())
-    assert view is not None
     assert (view.by, view.when) == ("saved for", "at the end of forward")
     assert {bar.label: sizes(bar) for bar in view.kinds} == {
         "the loss": (LOSS, 0, 0),
@@ -78,7 +77,6 @@ def test_every_bar_has_its_bytes_by_precision() -> None:
 
 def test_repeated_modules_are_one_bar_and_those_of_a_sequence_are_not() -> None:
     view = view_of(transformer())
-    assert view is not None
     assert {bar.label: (*sizes(bar), bar.module) for bar in view.modules} == {
         "outside the modules": (LOSS, 0, 0, None),
         "blocks.*": (BLOCKS * NORM, 0, 0, "blocks.*"),
@@ -97,7 +95,6 @@ def test_blocks_that_keep_nothing_below_them_are_one_bar() -> None:
         story.parameter(0x100000 + 0x100 * block, f"blocks.{block}.up.weight", 1)
         keep(story, 100, "aten::add", f"blocks.{block}", "", BF16)
     view = view_of(story)
-    assert view is not None
     assert [(bar.label, bar.detail, bar.low) for bar in view.modules] == [("blocks.*", "12 modules", 1200)]
 
 
@@ -106,8 +103,6 @@ def test_what_the_bars_leave_out_is_one_more() -> None:
     for number in range(MAX_MODULES + 5):
         keep(story, 1000 - number, "aten::mm", f"part{number}", "aten::mm", FP32)
     view = view_of(story)
-    assert view is not None
-    assert view.modules_rest is not None
     assert len(view.modules) == MAX_MODULES
     assert view.modules_rest.label == "5 more"
     assert view.modules_rest.full == sum(1000 - number for number in range(MAX_MODULES, MAX_MODULES + 5))
@@ -119,7 +114,6 @@ def test_where_nothing_was_seen_saved_the_bars_are_by_the_op_that_made_them() ->
     for op, size in (("aten::mm", 20), ("aten::bmm", 30), ("aten::exp", 100), ("", 5)):
         keep(story, size, op, "", "", "")
     view = view_of(story, dtype=None)
-    assert view is not None
     assert view.by == "made by"
     assert Counter({bar.label: bar.other for bar in view.kinds}) == {
         "element-wise ops": 100,
@@ -132,9 +126,7 @@ def test_where_nothing_was_seen_saved_the_bars_are_by_the_op_that_made_them() ->
 
 @pytest.mark.parametrize(("dtype", "word"), [(BF16, "still float32"), (None, "float32")])
 def test_only_autocast_could_have_made_it_smaller(dtype: str | None, word: str) -> None:
-    view = view_of(transformer(), dtype=dtype)
-    assert view is not None
-    assert view.words.full == word
+    assert view_of(transformer(), dtype=dtype).words.full == word
 
 
 def test_without_activations_there_is_no_view() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.build import AMP, RUN, small_run
+from support.build import AMP, FP32, RUN, small_run
 from support.build import write as save
 from support.page_reader import exact, page_data, reduced, scripts
 
@@ -24,7 +24,7 @@ from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
 from ampmem.cli.report import report
 from ampmem.errors import NothingRecorded, UsageError
-from ampmem.events import PrecisionRecord, Recording
+from ampmem.events import Recording
 from ampmem.recording.bounds import NAME
 from ampmem.reporters.html import plotlyjs, progress, write
 from ampmem.reporters.html.notebook import html_of, summary_card
@@ -33,7 +33,6 @@ from ampmem.reporters.html.safety import FOLDER
 from ampmem.units import format_bytes
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J"
-FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
 
 @pytest.fixture
@@ -49,7 +48,6 @@ def written(folder: Path, *recordings: Path) -> str:
 
 def packed_plotly(page: str) -> str:
     found = re.search(r'<script type="text/plain" id="plotly-packed">(.*?)</script>', page, flags=re.DOTALL)
-    assert found is not None
     return gzip.decompress(base64.b64decode(found[1])).decode()
 
 
@@ -62,7 +60,6 @@ def test_the_policy_allows_exactly_the_script_of_the_page_and_plotly(tmp_path: P
     assert len(scripts(page)) == 1
     assert packed_plotly(page) == plotlyjs.source()
     found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
-    assert found is not None
     policy = dict(part.strip().split(" ", 1) for part in html.unescape(found[1]).split(";"))
     assert policy == {
         "default-src": "'none'",

@@ -19,7 +19,6 @@ VERSION = FOUND[1] if FOUND else ""
 
 def test_it_is_the_version_of_the_plotly_in_the_constraints() -> None:
     pinned = re.search(r"^plotly==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    assert pinned is not None
     if version("plotly") != pinned[1]:
         pytest.skip(f"plotly {version('plotly')} is installed, and not the {pinned[1]} of constraints.txt")
     assert get_plotlyjs_version() == VERSION, "run tests/plotly_bundle.py"

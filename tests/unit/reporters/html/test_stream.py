@@ -138,7 +138,6 @@ def test_temporaries_know_the_phase_of_their_birth() -> None:
 def test_an_exact_stream_has_the_layers_and_the_addresses() -> None:
     analysis = analyse(gpu_run().recording())
     layers, lives = analysis.layers, analysis.lifetimes
-    assert layers is not None
     view = stream_view(analysis, [], 0, NO_LIMIT)
     stream = exact(view.packed)
     assert (view.mode, view.addresses) == ("exact", True)
@@ -163,7 +162,6 @@ def test_addresses_are_left_out_before_events_are() -> None:
 def test_a_reduced_stream_has_the_layers() -> None:
     analysis = analyse(gpu_run().recording())
     layers = analysis.layers
-    assert layers is not None
     view = stream_view(analysis, peaks_of(analysis), run_peak(analysis), 8)
     assert (view.mode, view.addresses) == ("reduced", False)
     stream = reduced(view.packed)

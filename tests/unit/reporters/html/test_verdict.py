@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.build import AMP, RUN, Story
+from support.build import AMP, FP32, NO_CACHE, RUN, Story
 
 from ampmem.analysis.answer import Verdict, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Entry, compare, entry_of
@@ -13,14 +13,10 @@ from ampmem.events import Fact, Phase, PrecisionRecord, Recording
 from ampmem.reporters.html.safety import filled_template
 from ampmem.reporters.html.verdict import End, VerdictView, verdict_view, waterfall
 
-FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
-NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
-
 
 def run(precision: PrecisionRecord, activations: int, copies: int = 0) -> Recording:
     """A parameter of 4,000 bytes, so much of activations and of copies of weights, and the gradient."""
-    story = Story(weight=1000)
-    story.begin(0, Phase.FORWARD)
+    story = Story(weight=1000, begins=Phase.FORWARD)
     if copies:
         story.tensor(Fact.CAST_COPY, 0x2000, copies, "weight")
     story.tensor(Fact.SAVED, 0x3000, activations, "aten::mm")
@@ -57,7 +53,6 @@ def test_equal_recordings_are_one_bar(view: VerdictView) -> None:
 
 def test_each_step_of_the_waterfall_begins_where_the_last_ended(view: VerdictView) -> None:
     fall = view.waterfall
-    assert fall is not None
     start, *steps, end = fall.rows
     now = start.pieces[0].width
     for step in steps:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.build import AMP, RUN, Story, small_run
+from support.build import AMP, FP32, RUN, Story, small_run
 from support.golden_texts import encoder
 from support.page_reader import unpacked
 
@@ -32,7 +32,6 @@ from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
 
 LIMIT = 8_000_000
-FP32 = PrecisionRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
 
 def analysed(recording: Recording) -> tuple[Analysis, Summary]:
@@ -47,9 +46,7 @@ def said_in(recording: Recording) -> Said:
 
 def events_of(recording: Recording) -> RunEvents:
     analysis, summary = analysed(recording)
-    events = run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT).events
-    assert events is not None
-    return events
+    return run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT).events
 
 
 def fp32_run() -> Recording:
@@ -75,7 +72,6 @@ def test_the_numbers_are_those_of_the_summary() -> None:
     assert analysis.timeline.breakdown(view.events.peak) == summary.peak.categories
     said = said_in(recording)
     assert said.parameters == summary.parameters.count
-    assert said.activations is not None
     whole = said.activations.whole
     assert whole.full + whole.low + whole.other == sum(group.bytes for group in summary.activations)
 
@@ -140,7 +136,6 @@ def test_the_breakdown_has_the_rows_of_the_table() -> None:
     for key, cells in rows.items():
         names = {"precision_copies": PRECISION_COPIES, "total": CATEGORIES}.get(key)
         for cell, live in zip(cells, columns, strict=True):
-            assert live is not None
             assert cell == (
                 sum(live[name] for name in names) if names else live[next(c for c in CATEGORIES if c == key)]
             )
@@ -166,7 +161,6 @@ def test_too_many_phase_runs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_static_model_speaks_as_the_table_does() -> None:
     _, summary = analysed(small_run().recording())
     words = said_in(small_run().recording()).static_model
-    assert words is not None
     shown = " ".join(render_static_model(summary).split())
     assert words.head in shown
     assert words.verdict in shown
@@ -178,7 +172,6 @@ def test_a_model_that_does_not_hold_says_where() -> None:
     first = replace(first, residual_bytes=-7, explained=False, holds=False)
     broken = replace(summary, static_model=(first, *summary.static_model[1:]))
     view = said_of(broken, ()).static_model
-    assert view is not None
     assert view.verdict.startswith("the model does not hold: parameters at the end of forward: -7 B not explained")
     assert view.verdict.split(";")[0] in " ".join(render_static_model(broken).split())
 
@@ -215,7 +208,6 @@ def test_headlines_are_at_most_five_and_begin_with_the_peak() -> None:
         requested=1, rounding=1, allocated=2, cached=3, reserved=5, outside=None, outside_process=None
     )
     against = difference_headline(compared(fp32_run(), small_run().recording()), 1)
-    assert against is not None
     known = said_of(replace(summary, allocator=allocator), (), against).headlines
     assert [headline.label for headline in known] == [
         "Peak",
@@ -267,7 +259,6 @@ def test_the_compared_steps_are_in_the_page_as_they_are_in_the_json_of_the_runs(
     steps = plain(compared_runs(comparison).steps)
     assert isinstance(steps, list)
     for step, entry in zip(steps, comparison.entries, strict=True):
-        assert entry.summary is not None
         assert step == json.loads(entry.summary.to_json())["steps"][-1]
 
 

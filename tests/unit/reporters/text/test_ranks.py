@@ -28,8 +28,7 @@ def said(merged: Ranks) -> str:
 
 def out_of_memory(rank: int, of: int) -> RankRun:
     """A rank whose second step asks in vain."""
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 100)
+    story = Story(weight=100, name="layers.0.weight")
     for step in range(2):
         story.begin(step, Phase.FORWARD)
         story.alloc(0x2000, 200 + 4000 * step)
@@ -93,7 +92,6 @@ def test_of_what_does_not_add_up_there_is_no_verdict(golden: Golden) -> None:
 
 def killed(run: RankRun) -> RankRun:
     """``run``, as it is read where nobody got to end the file."""
-    assert run.entry is not None
     entry = replace(run.entry, notes=(*run.entry.notes, NOT_ENDED))
     return replace(run, ended=False, notes=(*run.notes, NOT_ENDED), entry=entry)
 
@@ -182,11 +180,8 @@ def test_a_small_category_never_displaces_a_large_one() -> None:
 
 def loading() -> list[RankRun]:
     """Two ranks whose peaks are while they load data."""
-    story = Story()
-    story.parameter(0x1000, "layers.0.weight", 1000)
-    story.begin(0, Phase.DATA)
-    story.alloc(0x2000, 5000)
-    story.free(0x2000)
+    story = Story(weight=1000, name="layers.0.weight", begins=Phase.DATA)
+    story.scratch(0x2000, 5000)
     story.enter(Phase.FORWARD)
     story.enter(Phase.BACKWARD)
     story.end(Phase.OPTIMIZER)

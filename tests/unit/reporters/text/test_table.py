@@ -89,8 +89,7 @@ def test_names_in_the_static_model_are_shortened_and_never_broken(name: str) -> 
 
 
 def test_precision_copies_are_shown_even_when_there_are_none() -> None:
-    story = Story(weight=10)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=10, begins=Phase.BACKWARD)
     story.end()
     text = render(summarize(story.recording()), [], details=frozenset({Detail.MARKS}))
     assert "precision_copies" in text
@@ -203,8 +202,7 @@ def test_what_is_not_known_has_no_column() -> None:
     assert "param\n" not in text and "parameters  not known" in text
     assert heads(render(summary, []), "steps") == ["step", "loss", "update", "peak", "in", "took"]
     assert heads(render(summary, [NO_TIMES]), "steps") == ["step", "loss", "update", "peak", "in"]
-    story = Story(weight=10)
-    story.begin(0, Phase.BACKWARD)
+    story = Story(weight=10, begins=Phase.BACKWARD)
     story.end(loss=None)
     assert heads(render(summarize(story.recording()), []), "steps") == ["step", "peak", "in", "took"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from support.build import AMP, FP32, RUN, Story, precision_run, small_run
+from support.build import AMP, FP32, RUN, Story, precision_run, predicted, small_run
 from support.changed_code import Code, changed
 from support.checked import MIB, result, run
 from support.failures import in_backward, in_forward
@@ -22,7 +22,7 @@ from ampmem.analysis.ranks.merge import Jobs, merge_all
 from ampmem.analysis.soundness import measure
 from ampmem.analysis.static_model.recipes import PRECISIONS, recipe
 from ampmem.analysis.summary import Summary, summarize
-from ampmem.events import Fact, Phase, PredictionRecord, Recording, TermsRecord
+from ampmem.events import Fact, Phase, Recording, TermsRecord
 from ampmem.reporters.base import EVERYTHING
 from ampmem.reporters.text import memory
 from ampmem.reporters.text.check import render_check, render_checks
@@ -87,7 +87,8 @@ def simulated() -> Summary:
         rounding=6 * MIB,
         cached=100 * MIB,
     )
-    record = PredictionRecord(
+    record = predicted(
+        0,
         total=4 * GIB,
         outside=512 * MIB,
         outside_at_most=700 * MIB,
@@ -97,7 +98,6 @@ def simulated() -> Summary:
         highest_reserved=3600 * MIB,
         bounds={"cuDNN's workspaces in convolutions": 200 * MIB},
         unmodelled=("what sort allocates",),
-        ran_out=False,
     )
     return replace(summarize(small_run().recording()), prediction=prediction_of(record))
 

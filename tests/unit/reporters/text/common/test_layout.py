@@ -47,8 +47,7 @@ WIDE = "模型.编码器." + "层" * 60
 
 def odd(name: str) -> Summary:
     """A run in which everything that has a name is called ``name``."""
-    story = Story()
-    story.parameter(0x1000, f"{name}.weight", 7)
+    story = Story(weight=7, name=f"{name}.weight")
     story.begin(0)
     for number_of, fact in enumerate(Fact):
         story.enter(Phase.FORWARD if number_of % 2 else Phase.OPTIMIZER)
