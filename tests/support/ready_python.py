@@ -42,7 +42,10 @@ from types import ModuleType
 
 import torch
 
-BEFORE_THE_SCRIPT = ("torch", "torch.utils.data", "ampmem.cli.main", "ampmem.cli.profile", "ampmem.recorder.session")
+BEFORE_THE_SCRIPT = (
+    *("torch", "torch.utils.data", "ampmem.cli.main", "ampmem.cli.profile", "ampmem.recorder.session"),
+    *("ampmem.recorder.comparable", "ampmem.recorder.ranks.together", "ampmem.recorder.steering.stopping"),
+)
 """What ``ampmem profile`` has imported itself when the script's first line runs."""
 BESIDE: Mapping[str, str] = {
     "torch._dynamo": "the first optimizer imports it, in as long as the rest of torch takes; so does a simulated GPU",
@@ -52,6 +55,9 @@ BESIDE: Mapping[str, str] = {
     "ampmem.cli.diff": "likewise",
     "ampmem.cli.fit": "likewise",
     "ampmem.cli.report": "likewise",
+    "ampmem.cli.advise": "likewise",
+    "ampmem.reporters.html.write": "the page that a command writes after the script; no torch is in it",
+    "numpy.ma": "numpy imports it for the first np.unique",
 }
 """What is imported here although ``ampmem profile`` has not yet imported it then, and why that hides nothing.
 
@@ -74,7 +80,7 @@ class Kind(StrEnum):
 IMPORTS: Mapping[Kind, Sequence[str]] = {
     Kind.PLAIN: PRELOADED,
     Kind.SIMULATED: ("ampmem.simulator.start", "ampmem.recorder.sources.simulated"),
-    Kind.SIMULATED_RANKS: ("ampmem.simulator.communication",),
+    Kind.SIMULATED_RANKS: ("ampmem.simulator.communication", "torch.distributed.checkpoint"),
 }
 SIZE = 8
 """Bytes of the number that says how long a request is."""
