@@ -55,7 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
-SHARING = ("test_precisions.py", "test_verdict_of_runs.py", "test_cast_ledger.py")
+SHARING = (
+    *("test_precisions.py", "test_verdict_of_runs.py", "test_cast_ledger.py"),
+    *("test_exactness.py", "test_simulated_cpu.py", "test_simulated_workloads.py"),
+)
 """Files of tests/integration that ask :func:`precisions.workload` for the same recordings, which a process keeps."""
 
 
@@ -89,7 +92,7 @@ exec(compile("def run(test, arguments):\n    test(**arguments)\n", RUNNER, "exec
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
-    """Call a test from a frame as that below a script: recordings in it then leave out the variables of pytest's frames.
+    """Call a test from a frame as that below a script: recordings in it leave out the variables of pytest's frames.
 
     To look through these takes a third of a short recording. Under a pytest of its own, which has no such frame, the
     tests of the plugin record.

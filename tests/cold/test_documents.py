@@ -6,6 +6,7 @@ subcommand is tried on the CPU, on a simulated GPU, with two ranks, and as one o
 command of the documents tries already.
 """
 
+import functools
 import itertools
 import re
 import shutil
@@ -148,12 +149,12 @@ BARE = frozenset(
         "ampmem check --device sim --budget peak=20GiB train.py",
         "ampmem advise --gpu 24GiB train.py",
         "ampmem watch train.py",
-        "torchrun --nproc-per-node 2 -m ampmem watch train.py",
         "torchrun --nproc-per-node 2 -m ampmem profile train.py",
         "accelerate launch -m ampmem profile train.py",
+        "pytest --ampmem",
     }
 )
-"""The commands that run a script in a bare interpreter: the others repeat them. Of fit `RUNS` has one."""
+"""The commands that run a script, or tests, in a bare interpreter: the others repeat them. Of fit `RUNS` has one."""
 
 _HOSTS = "accelerate,lightning,pytest,transformers tensorboard pandas"
 """One environment for all of them: making one takes as long as several commands."""
@@ -312,9 +313,22 @@ def tried() -> Iterator[Tried]:
         yield Tried(line=line, page=places[0].partition(":")[0], places=tuple(places))
 
 
+_SCRIPT = re.compile(r"\bampmem (profile|compare|check|fit|advise|watch) .*(\.py\b|-m )|^pytest")
+"""Commands that run a script, or tests."""
+
+
 def is_bare(line: str) -> bool:
-    """Whether a command has nothing imported before it: those that run no script, and :data:`BARE`."""
-    return re.search(r"\bampmem (profile|compare|check|fit|advise|watch) .*(\.py\b|-m )", line) is None or line in BARE
+    """Whether a command has nothing imported before it: :data:`BARE`, and of each subcommand the first without one."""
+    if _SCRIPT.search(line):
+        return line in BARE
+    return not line.startswith("ampmem ") or line in first_without_a_script()
+
+
+@functools.cache
+def first_without_a_script() -> frozenset[str]:
+    """Of each subcommand the first command of the pages that runs no script."""
+    lines = [each.line for each in tried() if each.line.startswith("ampmem ") and not _SCRIPT.search(each.line)]
+    return frozenset({line.split()[1]: line for line in reversed(lines)}.values())
 
 
 def snippets() -> Iterator[Snippet]:
@@ -376,7 +390,7 @@ def test_commands_of_the_pages(cold: Cold, tmp_path: Path, command: Tried) -> No
         for number, text in enumerate(python_of(command.page)):
             (tmp_path / f"test_{number}.py").write_text(with_before(command.page, text), encoding="utf-8")
         if "--ampmem-update" not in command.line and "--ampmem-baseline" in command.line:
-            cold.run(tmp_path, f"{command.line} --ampmem-update", extras=extras_for("pytest"))
+            cold.run(tmp_path, f"{command.line} --ampmem-update", extras=extras_for("pytest"), ready=True)
     if "--advised runs.jsonl" in command.line:
         advised = "ampmem advise --gpu h100 --allow foreach,fused --resume runs.jsonl train.py"
         check(cold.run(tmp_path, advised, ready=True), advised)
@@ -401,8 +415,7 @@ def test_python_of_the_pages(cold: Cold, tmp_path: Path, snippet: Snippet) -> No
     (tmp_path / name).write_text(with_before(snippet.page, snippet.text), encoding="utf-8")
     command = f"ampmem profile --device sim --gpu h100 {name}" if trains_alone(snippet.text) else f"python {name}"
     extras = extras_for(snippet.page)
-    ready = not extras and snippet.page != "README.md"
-    check(cold.run(tmp_path, command, extras=extras, ready=ready), snippet.text)
+    check(cold.run(tmp_path, command, extras=extras, ready=snippet.page != "README.md"), snippet.text)
 
 
 def executed(cold: Cold, path: Path) -> list[str]:
@@ -572,15 +585,15 @@ def test_recordings(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
     if name == "diff":
         changed = command.replace("train.py", "-o changed.ampmem train.py")
         cold.copy(tmp_path, f"{CHANGED} && {changed}", "changed*")
-    run(cold, tmp_path, READS[name].format(files=files, first=first, job=job))
+    run(cold, tmp_path, READS[name].format(files=files, first=first, job=job), ready=True)
     if name == "export":
-        run(cold, tmp_path, READS["import"])
-        assert "peak" in run(cold, tmp_path, "ampmem show imported.ampmem")
+        run(cold, tmp_path, READS["import"], ready=True)
+        assert "peak" in run(cold, tmp_path, "ampmem show imported.ampmem", ready=True)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(cold: Cold, tmp_path: Path, shell: str) -> None:
-    assert "_AMPMEM_COMPLETE" in run(cold, tmp_path, f"ampmem completion {shell}")
+    assert "_AMPMEM_COMPLETE" in run(cold, tmp_path, f"ampmem completion {shell}", ready=True)
 
 
 def test_estimate(cold: Cold, tmp_path: Path) -> None:
@@ -590,7 +603,7 @@ def test_estimate(cold: Cold, tmp_path: Path) -> None:
 
 
 def test_docs(cold: Cold, tmp_path: Path) -> None:
-    assert "peak" in run(cold, tmp_path, "ampmem docs outputs-kept")
+    assert "peak" in run(cold, tmp_path, "ampmem docs outputs-kept", ready=True)
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
@@ -599,6 +612,6 @@ def test_extension(cold: Cold, tmp_path: Path) -> None:
     said = run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem extension")
     (library,) = tmp_path.glob("cache/ampmem/extension/*.so")
     assert str(library) in said.splitlines()
-    assert "residual 0 B" in run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem profile train.py")
-    run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem extension --remove")
+    assert "residual 0 B" in run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem profile train.py", ready=True)
+    run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem extension --remove", ready=True)
     assert not library.exists()

@@ -246,8 +246,7 @@ def lossy(folder: Path, name: str, options: str, loss: str, *, autocast: bool = 
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("autocast", [True, False])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "autocast"), zip(LOSSES, (True, False, True), strict=True))
 def test_a_forced_loss_in_chunks_allocates_what_the_written_one_does(tmp_path: Path, loss: str, autocast: bool) -> None:
     made = (("plain", "", loss), ("forced", IN_CHUNKS, loss), ("written", "", LOSSES[loss]))
     for name, options, each in made:
