@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +40,7 @@ settings.load_profile("repeatable")
 torch = pytest.importorskip("torch")
 
 from support.compiled import compiled  # noqa: E402
+from support.ready_python import share  # noqa: E402
 from torch.amp.grad_scaler import GradScaler  # noqa: E402
 from torch.autograd.profiler import profile, record_function  # noqa: E402
 from torch.nn.modules import module as torch_module  # noqa: E402
@@ -51,8 +53,14 @@ from ampmem.own_code import RUNNER  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have xdist hand out files in the order of :func:`pytest_collection_modifyitems`, not by numbers of tests."""
+    """Have xdist hand out files in the order of :func:`pytest_collection_modifyitems`, not by numbers of tests.
+
+    Its processes have one server of ready Pythons, which starts while they collect.
+    """
     config.option.loadscopereorder = False
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        cold = os.environ.get("AMPMEM_COLD")
+        share(str(Path(cold).absolute() / "bin" / "python") if cold else sys.executable)
 
 
 SHARING = (
