@@ -10,6 +10,7 @@ that has imported torch already: :mod:`ready_python` says what else, and why tha
 
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -113,7 +114,7 @@ class Cold:
         With ``ready`` what it calls ``ampmem`` has torch imported already, and so have the processes that it starts.
         """
         # Ranks of a run whose files are protected have to be this process's own, and not started by a server outside.
-        protected = "ampmem profile" not in command and "--files write" not in command
+        protected = re.search(r"\bampmem (compare|check|advise)\b", command) and "--files write" not in command
         ready = ready and not ("--nproc-per-node" in command and protected)
         bins = [(self.with_extras(extras) if extras else self.installed) / "bin"]
         bins = [*([self._ready(command, bins[0] / "python")] if ready else []), *bins]
