@@ -410,7 +410,7 @@ def test_a_server_that_runs_already_is_reached(tmp_path: Path, kind: str) -> Non
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "at"))
         server.listen()
-        done = run(kind, tmp_path, "profile", "--gpu", "h100", "--quiet", "train.py", fresh=True)
+        done = run(kind, tmp_path, "profile", "--gpu", "h100", "--quiet", "train.py")
     assert done.stdout == "reached\n", done.stderr
 
 
