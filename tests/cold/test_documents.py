@@ -599,19 +599,10 @@ def test_recordings(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
         assert "peak" in run(cold, tmp_path, "ampmem show imported.ampmem", ready=True)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(cold: Cold, tmp_path: Path, shell: str) -> None:
-    assert "_AMPMEM_COMPLETE" in run(cold, tmp_path, f"ampmem completion {shell}", ready=True)
-
-
 def test_estimate(cold: Cold, tmp_path: Path) -> None:
     done = cold.run(tmp_path, "ampmem estimate gpt2 --write train.py")
     assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (1, "", [])
     assert "pip install 'transformers>=5'" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_docs(cold: Cold, tmp_path: Path) -> None:
-    assert "peak" in run(cold, tmp_path, "ampmem docs outputs-kept", ready=True)
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")

@@ -131,17 +131,6 @@ def test_cast_copies_after_forward(name: str, precision: str) -> None:
         assert measure.count_casts(name, precision) == expected
 
 
-@pytest.mark.parametrize(("precision", "copies"), [("amp", 8388608), ("amp-nocache", 14680064)])
-def test_weight_cache_and_reuse(precision: str, copies: int) -> None:
-    """Four 1024 x 1024 layers used twice: 4 copies of 2 MiB cached, 7 uncached (the batch needs no gradient)."""
-    with ampmem.profile(stacks=False) as profile:
-        measure.workload("reuse").train(options(precision, steps=1))
-    (step,) = profile.summary().steps
-    assert step.marks.after_forward["cast_copies"] == copies
-    assert profile.summary().casts.peak_bytes == copies
-    assert_conserved(profile)
-
-
 def test_what_the_weight_cache_saves_is_all_that_it_changes() -> None:
     found = {}
     for precision in ("amp", "amp-nocache"):

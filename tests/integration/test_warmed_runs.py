@@ -77,18 +77,7 @@ def simulated(folder: Path, code: str, *arguments: str, warmed: Warmed | None, *
     """Profile a script with ``code`` on a simulated GPU; the recording is ``folder / "run.ampmem"``."""
     script = folder / "train.py"
     script.write_text(code)
-    options = [
-        "--gpu",
-        "h100",
-        "--device",
-        "sim",
-        "--files",
-        "write",
-        "--force",
-        "--quiet",
-        "-o",
-        str(folder / "run.ampmem"),
-    ]
+    options = ["-o", str(folder / "run.ampmem"), *"--gpu h100 --device sim --files write --force --quiet".split()]
     return run_child([*options, "--", str(script), *arguments], warmed=warmed, **how)
 
 

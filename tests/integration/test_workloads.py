@@ -2,8 +2,6 @@
 
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
@@ -279,11 +277,3 @@ def test_help_returns(capsys: pytest.CaptureFixture[str], name: str) -> None:
     out = capsys.readouterr().out
     assert f"python -m ampmem.workloads.{name}" in out
     assert "--precision" in out
-
-
-def test_help_as_a_command() -> None:
-    command = [sys.executable, "-m", "ampmem.workloads.accumulate", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0
-    assert "--skip-first" in done.stdout
-    assert done.stderr == ""
