@@ -369,7 +369,8 @@ def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(
 ) -> None:
     write(tmp_path)
     (tmp_path / "runs.jsonl").write_text(searched.runs)
-    options = "--gpu h100 --allow fused,checkpoint --budget 1500MiB --resume runs.jsonl train.py".split()
+    budget, resumed = ("--budget", "1500MiB"), ("--resume", "runs.jsonl")
+    options = ("--gpu", "h100", "--allow", "fused,checkpoint", *budget, *resumed, "train.py")
     before = ampmem(tmp_path, "advise", "--json", *options)
     done = ampmem(tmp_path, "advise", "--json", "--html", "advise.html", *options)
     assert (done.returncode, done.stdout) == (0, before.stdout), done.stderr

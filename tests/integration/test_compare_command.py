@@ -331,7 +331,7 @@ def test_files_named_like_other_modules_disturb_nothing(tmp_path: Path, safe: bo
     command = tmp_path / "ampmem"  # what pip installs
     command.write_text("import sys\nfrom ampmem.cli.main import main\nsys.exit(main())\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1" * safe}
-    arguments = "compare --files write --no-times --precision fp32 ../elsewhere/train.py".split()
+    arguments = ("compare", "--files", "write", "--no-times", "--precision", "fp32", "../elsewhere/train.py")
     done = subprocess.run(
         [sys.executable, command, *arguments],
         cwd=home,
