@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import fcntl
 import gc
 import os
-import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +39,8 @@ settings.load_profile("repeatable")
 
 torch = pytest.importorskip("torch")
 
+from support.compiled import compiled  # noqa: E402
+from support.ready_python import share  # noqa: E402
 from torch.amp.grad_scaler import GradScaler  # noqa: E402
 from torch.autograd.profiler import profile, record_function  # noqa: E402
 from torch.nn.modules import module as torch_module  # noqa: E402
@@ -48,15 +49,24 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # noq
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
 
 from ampmem import patching  # noqa: E402
-from ampmem.recorder.sources import extension  # noqa: E402
+from ampmem.own_code import RUNNER  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have xdist hand out files in the order of :func:`pytest_collection_modifyitems`, not by numbers of tests."""
+    """Have xdist hand out files in the order of :func:`pytest_collection_modifyitems`, not by numbers of tests.
+
+    Its processes have one server of ready Pythons, which starts while they collect.
+    """
     config.option.loadscopereorder = False
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        cold = os.environ.get("AMPMEM_COLD")
+        share(str(Path(cold).absolute() / "bin" / "python") if cold else sys.executable)
 
 
-SHARING = ("test_precisions.py", "test_verdict_of_runs.py", "test_cast_ledger.py")
+SHARING = (
+    *("test_precisions.py", "test_verdict_of_runs.py", "test_cast_ledger.py"),
+    *("test_exactness.py", "test_simulated_cpu.py", "test_simulated_workloads.py"),
+)
 """Files of tests/integration that ask :func:`precisions.workload` for the same recordings, which a process keeps."""
 
 
@@ -84,24 +94,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+_RUN: dict[str, Any] = {}
+exec(compile("def run(test, arguments):\n    test(**arguments)\n", RUNNER, "exec"), _RUN)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
+    """Call a test from a frame as that below a script: recordings in it leave out the variables of pytest's frames.
+
+    To look through these takes a third of a short recording. Under a pytest of its own, which has no such frame, the
+    tests of the plugin record.
+    """
+    _RUN["run"](pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+    return True
+
+
 @pytest.fixture(scope="session")
 def compiled_extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder with ampmem's C++ extension, which takes half a minute to compile: one for all processes.
-
-    With AMPMEM_COMPILED, a folder, it is one for all runs of pytest.
-    """
-    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        pytest.skip("needs a C++ compiler")
-    here = tmp_path_factory.getbasetemp()
-    base = here.parent if "PYTEST_XDIST_WORKER" in os.environ else here
-    cache = Path(os.environ.get("AMPMEM_COMPILED") or base / "cache")
-    cache.mkdir(exist_ok=True)
-    with (cache / f"{torch.__version__}.lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        if not extension.path().exists():
-            extension.build()
-    return cache
+    """A cache folder with ampmem's C++ extension."""
+    return compiled(tmp_path_factory, "whole")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -6,6 +6,7 @@ subcommand is tried on the CPU, on a simulated GPU, with two ranks, and as one o
 command of the documents tries already.
 """
 
+import functools
 import itertools
 import re
 import shutil
@@ -20,6 +21,7 @@ import pytest
 from support.cold import CHANGED, RANK_OF_8, SIM, TRAIN, Cold, outputs_of, way_of, words_of
 from support.documents import PAGES, ROOT, Command, blocks, commands, name_of
 
+from ampmem.analysis.changes import CHANGES
 from ampmem.cli.main import SUBCOMMANDS, group
 
 pytestmark = pytest.mark.slow
@@ -39,6 +41,8 @@ class NotAsItStands:
 _BF16 = "minutes on a CPU that has no instructions for bfloat16; the same with the smallest model and no timed runs"
 _TIMES = "most of it is runs to time the steps; README.md's compares train.py with them"
 _SEARCH = "most of it is runs of every change that README.md's advise runs too; here of one kind"
+_NOT_COMPILED = ",".join(each.allow for each in CHANGES if each.allow not in ("compile", "memory-budget"))
+_RANKS = "while files are protected each rank of each run is a bare interpreter, as in `check` with two ranks"
 _OF_CHECKOUT = "made by .ci/run, which installs the wheel"
 _WITH_PEFT = NotAsItStands(
     why="it needs transformers, peft and bitsandbytes, and minutes; test_estimate_command.py has small models"
@@ -62,8 +66,8 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
         instead="ampmem fit --gpu h100 --precision as-is --points 0 train.py --vary --batch-size=1:64",
     ),
     "ampmem compare --nproc-per-node 2 train.py": NotAsItStands(
-        why=f"{_TIMES}, and each precision is two more bare processes",
-        instead="ampmem compare --no-times --precision fp32,amp --nproc-per-node 2 train.py",
+        why=f"{_TIMES}; {_RANKS}",
+        instead="ampmem compare --no-times --files write --precision fp32,amp --nproc-per-node 2 train.py",
     ),
     "ampmem compare --precision fp32,amp --dtype fp16 -o run train.py": NotAsItStands(
         why=_TIMES, instead="ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py"
@@ -73,6 +77,10 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
         instead="ampmem advise --gpu h100 --budget 10GiB --allow checkpoint -m ampmem.workloads.gpt --preset tiny "
         "--device cuda",
     ),
+    "ampmem advise --gpu 24GiB train.py": NotAsItStands(
+        why="compiling takes most of half a minute; the commands of docs/compiled.md compile, too",
+        instead=f"ampmem advise --gpu 24GiB --allow {_NOT_COMPILED} train.py",
+    ),
     "ampmem advise --gpu h100 --budget 24GiB train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --gpu h100 --budget 24GiB --allow checkpoint train.py"
     ),
@@ -80,7 +88,8 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
         why=_SEARCH, instead="ampmem advise --gpu h100 --world-size 8 --budget 24GiB --allow checkpoint train.py"
     ),
     "ampmem advise --device cpu --nproc-per-node 2 train.py": NotAsItStands(
-        why=_SEARCH, instead="ampmem advise --device cpu --nproc-per-node 2 --allow fused train.py"
+        why=f"{_SEARCH}; {_RANKS}",
+        instead="ampmem advise --device cpu --nproc-per-node 2 --files write --allow fused train.py",
     ),
     "ampmem advise --html advise.html train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --html advise.html --allow checkpoint train.py"
@@ -146,14 +155,14 @@ BARE = frozenset(
         "ampmem profile --device sim --gpu h100 --world-size 64 train.py",
         "ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py",
         "ampmem check --device sim --budget peak=20GiB train.py",
-        "ampmem advise --gpu 24GiB train.py",
+        f"ampmem advise --gpu 24GiB --allow {_NOT_COMPILED} train.py",
         "ampmem watch train.py",
-        "torchrun --nproc-per-node 2 -m ampmem watch train.py",
         "torchrun --nproc-per-node 2 -m ampmem profile train.py",
         "accelerate launch -m ampmem profile train.py",
+        "pytest --ampmem",
     }
 )
-"""The commands that run a script in a bare interpreter: the others repeat them. Of fit `RUNS` has one."""
+"""The commands that run a script, or tests, in a bare interpreter: the others repeat them. Of fit `RUNS` has one."""
 
 _HOSTS = "accelerate,lightning,pytest,transformers tensorboard pandas"
 """One environment for all of them: making one takes as long as several commands."""
@@ -312,9 +321,22 @@ def tried() -> Iterator[Tried]:
         yield Tried(line=line, page=places[0].partition(":")[0], places=tuple(places))
 
 
+_SCRIPT = re.compile(r"\bampmem (profile|compare|check|fit|advise|watch) .*(\.py\b|-m )|^pytest")
+"""Commands that run a script, or tests."""
+
+
 def is_bare(line: str) -> bool:
-    """Whether a command has nothing imported before it: those that run no script, and :data:`BARE`."""
-    return re.search(r"\bampmem (profile|compare|check|fit|advise|watch) .*(\.py\b|-m )", line) is None or line in BARE
+    """Whether a command has nothing imported before it: :data:`BARE`, and of each subcommand the first without one."""
+    if _SCRIPT.search(line):
+        return line in BARE
+    return not line.startswith("ampmem ") or line in first_without_a_script()
+
+
+@functools.cache
+def first_without_a_script() -> frozenset[str]:
+    """Of each subcommand the first command of the pages that runs no script."""
+    lines = [each.line for each in tried() if each.line.startswith("ampmem ") and not _SCRIPT.search(each.line)]
+    return frozenset({line.split()[1]: line for line in reversed(lines)}.values())
 
 
 def snippets() -> Iterator[Snippet]:
@@ -376,7 +398,7 @@ def test_commands_of_the_pages(cold: Cold, tmp_path: Path, command: Tried) -> No
         for number, text in enumerate(python_of(command.page)):
             (tmp_path / f"test_{number}.py").write_text(with_before(command.page, text), encoding="utf-8")
         if "--ampmem-update" not in command.line and "--ampmem-baseline" in command.line:
-            cold.run(tmp_path, f"{command.line} --ampmem-update", extras=extras_for("pytest"))
+            cold.run(tmp_path, f"{command.line} --ampmem-update", extras=extras_for("pytest"), ready=True)
     if "--advised runs.jsonl" in command.line:
         advised = "ampmem advise --gpu h100 --allow foreach,fused --resume runs.jsonl train.py"
         check(cold.run(tmp_path, advised, ready=True), advised)
@@ -401,8 +423,7 @@ def test_python_of_the_pages(cold: Cold, tmp_path: Path, snippet: Snippet) -> No
     (tmp_path / name).write_text(with_before(snippet.page, snippet.text), encoding="utf-8")
     command = f"ampmem profile --device sim --gpu h100 {name}" if trains_alone(snippet.text) else f"python {name}"
     extras = extras_for(snippet.page)
-    ready = not extras and snippet.page != "README.md"
-    check(cold.run(tmp_path, command, extras=extras, ready=ready), snippet.text)
+    check(cold.run(tmp_path, command, extras=extras, ready=snippet.page != "README.md"), snippet.text)
 
 
 def executed(cold: Cold, path: Path) -> list[str]:
@@ -572,15 +593,10 @@ def test_recordings(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
     if name == "diff":
         changed = command.replace("train.py", "-o changed.ampmem train.py")
         cold.copy(tmp_path, f"{CHANGED} && {changed}", "changed*")
-    run(cold, tmp_path, READS[name].format(files=files, first=first, job=job))
+    run(cold, tmp_path, READS[name].format(files=files, first=first, job=job), ready=True)
     if name == "export":
-        run(cold, tmp_path, READS["import"])
-        assert "peak" in run(cold, tmp_path, "ampmem show imported.ampmem")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(cold: Cold, tmp_path: Path, shell: str) -> None:
-    assert "_AMPMEM_COMPLETE" in run(cold, tmp_path, f"ampmem completion {shell}")
+        run(cold, tmp_path, READS["import"], ready=True)
+        assert "peak" in run(cold, tmp_path, "ampmem show imported.ampmem", ready=True)
 
 
 def test_estimate(cold: Cold, tmp_path: Path) -> None:
@@ -589,16 +605,12 @@ def test_estimate(cold: Cold, tmp_path: Path) -> None:
     assert "pip install 'transformers>=5'" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_docs(cold: Cold, tmp_path: Path) -> None:
-    assert "peak" in run(cold, tmp_path, "ampmem docs outputs-kept")
-
-
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 def test_extension(cold: Cold, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_bytes(TRAIN.read_bytes())
     said = run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem extension")
     (library,) = tmp_path.glob("cache/ampmem/extension/*.so")
     assert str(library) in said.splitlines()
-    assert "residual 0 B" in run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem profile train.py")
-    run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem extension --remove")
+    assert "residual 0 B" in run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem profile train.py", ready=True)
+    run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem extension --remove", ready=True)
     assert not library.exists()

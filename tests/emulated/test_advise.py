@@ -45,7 +45,8 @@ def test_what_is_advised_is_what_pytorch_takes(tmp_path: Path) -> None:
     assert done.stdout, done.stderr
     runs = {run["change"]: run for run in json.loads(done.stdout)["runs"] if run["failure"] is None}
     compared = []
-    for number, (change, run) in enumerate(runs.items()):
+    alone = {change: run for change, run in runs.items() if ", " not in change}  # the others are several of these
+    for number, (change, run) in enumerate(alone.items()):
         file = f"run{number}.ampmem"
         real = ampmem(
             tmp_path, "profile", "--quiet", "--steps", "2", "--device", "cuda", "-o", file, *run["options"], "train.py"

@@ -84,6 +84,16 @@ NOT_COMPILED = ("--allow", ",".join(each.allow for each in CHANGES if each.allow
 """All changes but those that take the compiler, which ``advice/test_compiling.py`` has."""
 
 
+def assert_takes(folder: Path, made: dict[str, Any]) -> None:
+    """The script in ``folder`` has the peaks of the run ``made``."""
+    command = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
+    done = ampmem(folder, *command, "-o", "written.ampmem", "train.py")
+    assert done.returncode == 0, (made["change"], done.stderr)
+    memory = memory_of(read(folder / "written.ampmem"))
+    assert memory is not None
+    assert (memory.allocated, memory.reserved) == (made["allocated_bytes"], made["reserved_bytes"]), made["change"]
+
+
 def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: Path, searched: Searched) -> None:
     found, said = searched.found, searched.said
     best, *others = found["runs"]
@@ -91,16 +101,13 @@ def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: P
     (less,) = [run for run in others if run["change"] == "checkpoint 2 of 4 blocks"]
     assert not less["meets"] and less["highest_device_used_bytes"] > 1500 << 20 >= best["highest_device_used_bytes"]
     assert said.count("run ") == len(found["runs"]) == len({tuple(run["options"]) for run in found["runs"]})
-    profile = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
-    for made in found["runs"]:
+    plain = next(each for each in others if not each["options"])
+    optimizers = [each for each in others if each["change"] in ("foreach=False", "fused=True")]
+    for made in (best, less, plain, *optimizers):
         argument = next((", " + each.partition("..., ")[2][:-1] for each in made["code"] if "AdamW(" in each), "")
         write(tmp_path, change="\n".join(each for each in made["code"] if "AdamW(" not in each), argument=argument)
-        done = ampmem(tmp_path, *profile, "-o", "written.ampmem", "train.py")
-        assert done.returncode == 0, done.stderr
-        memory = memory_of(read(tmp_path / "written.ampmem"))
-        assert memory is not None
-        assert (memory.allocated, memory.reserved) == (made["allocated_bytes"], made["reserved_bytes"])
-    plain = next(run for run in found["runs"] if not run["options"])
+        assert_takes(tmp_path, made)
+    assert len(optimizers) == 2
     assert best["saved_bytes"] == plain["allocated_bytes"] - best["allocated_bytes"] > 0
     product = 2 * 8192 * 512  # FLOPs for each column of a matrix product with 512 rows
     step = 2 * product * 64 + 4 * 6 * product * 2048 + 3 * product * 8
@@ -167,17 +174,12 @@ def test_the_blocks_that_save_most_for_a_flop_are_checkpointed_and_the_loss_is_i
     assert best["checkpointed"] == ["ups.2"] and "map(model.get_submodule, ('ups.2',))" in best["code"][0]
     assert {"checkpoint 1 of 3 blocks", "checkpoint 2 of 3 blocks", "loss in 8 chunks"} < set(runs)
     assert not runs["loss in 8 chunks"]["meets"] and runs["loss in 8 chunks"]["saved_bytes"] > 0
-    command = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
-    for change, made in runs.items():
+    for made in (best, runs["loss in 8 chunks"], runs["checkpoint 2 of 3 blocks"]):
         of_loss = [line for line in made["code"] if line.startswith(("parts", "loss"))]
         changed = "\n".join(line for line in made["code"] if line not in of_loss)
         written = "\n    ".join(of_loss) or loss
         (tmp_path / "train.py").write_text(UNEQUAL.format(change=changed, loss=written))
-        done = ampmem(tmp_path, *command, "-o", "written.ampmem", "train.py")
-        assert done.returncode == 0, (change, done.stderr)
-        memory = memory_of(read(tmp_path / "written.ampmem"))
-        assert memory is not None
-        assert (memory.allocated, memory.reserved) == (made["allocated_bytes"], made["reserved_bytes"]), change
+        assert_takes(tmp_path, made)
 
 
 SETTINGS = """
@@ -212,12 +214,7 @@ def test_settings_take_what_they_take_when_they_are_written(tmp_path: Path) -> N
     assert set(runs) == set(WRITTEN)
     for change, parts in WRITTEN.items():
         (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS | parts))
-        command = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
-        done = ampmem(tmp_path, *command, "-o", "written.ampmem", "train.py")
-        assert done.returncode == 0, done.stderr
-        memory = memory_of(read(tmp_path / "written.ampmem"))
-        assert memory is not None
-        assert (memory.allocated, memory.reserved) == (runs[change]["allocated_bytes"], runs[change]["reserved_bytes"])
+        assert_takes(tmp_path, runs[change])
     assert runs["expandable_segments"]["saved_reserved_bytes"] > 10 << 20
     assert runs["autocast bfloat16"]["saved_bytes"] > 0 and runs["batch size 2048 of 4096"]["saved_bytes"] > 0
 
@@ -372,17 +369,8 @@ def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(
 ) -> None:
     write(tmp_path)
     (tmp_path / "runs.jsonl").write_text(searched.runs)
-    options = (
-        "--gpu",
-        "h100",
-        "--allow",
-        "fused,checkpoint",
-        "--budget",
-        "1500MiB",
-        "--resume",
-        "runs.jsonl",
-        "train.py",
-    )
+    budget, resumed = ("--budget", "1500MiB"), ("--resume", "runs.jsonl")
+    options = ("--gpu", "h100", "--allow", "fused,checkpoint", *budget, *resumed, "train.py")
     before = ampmem(tmp_path, "advise", "--json", *options)
     done = ampmem(tmp_path, "advise", "--json", "--html", "advise.html", *options)
     assert (done.returncode, done.stdout) == (0, before.stdout), done.stderr
@@ -414,13 +402,14 @@ def test_a_real_device_is_measured_and_timed(tmp_path: Path) -> None:
         assert one["step_ns"] > 0 and one["cost"].startswith("a step takes ")
         assert one["reserved_bytes"] is one["device_used_bytes"] is one["step_flops"] is None
         assert one["meets"] == (one["allocated_bytes"] <= 20 << 20)
+    plain = next(one for one in made if not one["options"])
+    whole = next(one for one in made if one["change"] == "checkpoint 4 of 4 blocks")
+    for one in (plain, whole):
         command = ("profile", "--device", "cpu", "--seed", "0", "--steps", "3", "--quiet", "--force", *one["options"])
         done = ampmem(tmp_path, *command, "-o", "one.ampmem", "train.py")
         assert done.returncode == 0, done.stderr
         assert summarize(read(tmp_path / "one.ampmem")).whole.bytes == one["allocated_bytes"], one["change"]
-    plain = next(one for one in made if not one["options"])
     assert " (" not in plain["cost"] and all(" (" in one["cost"] for one in made if one["options"])
-    whole = next(one for one in made if one["change"] == "checkpoint 4 of 4 blocks")
     assert whole["saved_bytes"] == plain["allocated_bytes"] - whole["allocated_bytes"] > 0
     assert "reserved" not in said and said.count(" allocated") == len(made)
 

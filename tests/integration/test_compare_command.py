@@ -331,19 +331,15 @@ def test_files_named_like_other_modules_disturb_nothing(tmp_path: Path, safe: bo
     command = tmp_path / "ampmem"  # what pip installs
     command.write_text("import sys\nfrom ampmem.cli.main import main\nsys.exit(main())\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1" * safe}
-    arguments = [
-        sys.executable,
-        command,
-        "compare",
-        "--files",
-        "write",
-        "--no-times",
-        "--precision",
-        "fp32",
-        "../elsewhere/train.py",
-    ]
+    arguments = ("compare", "--files", "write", "--no-times", "--precision", "fp32", "../elsewhere/train.py")
     done = subprocess.run(
-        arguments, cwd=home, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, command, *arguments],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     path, helper = json.loads((home / "path.json").read_text())

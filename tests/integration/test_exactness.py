@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,13 +10,15 @@ import pytest
 import torch
 from support import measure
 from support.measure import EXTRA, PRECISIONS, WORKLOADS, assert_conserved, options
+from support.precisions import workload
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer, RMSprop
 
 import ampmem
-from ampmem.analysis.analyse import analyse
+from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.summary import Summary, summary_of
 from ampmem.analysis.timeline.categories import Category
-from ampmem.events import Phase
+from ampmem.events import Phase, Recording
 from ampmem.workloads import accumulate
 
 clean_start = measure.clean_start
@@ -53,28 +54,30 @@ def train_step(model: nn.Module, optimizer: Optimizer, inputs: Tensor) -> None:
 class Recorded:
     """A workload under ampmem, and what its tensors added up to at the end."""
 
-    profile: ampmem.Profile
-    losses: list[float]
+    analysis: Analysis
+    gradients: list[int]
     parameters: int
     buffers: int
     state: int
-    gradients: list[int]
     copied: int
     """Bytes of the copies of :func:`saved_weights`, once each."""
+
+    def summary(self) -> Summary:
+        return summary_of(self.analysis)
+
+    def recording(self) -> Recording:
+        return self.analysis.recording
 
 
 @functools.cache
 def recorded(name: str, precision: str) -> Recorded:
-    gc.collect()  # the optimizers of the one before
-    with ampmem.profile(stacks=False) as profile:
-        run = measure.train(name, precision)
+    analysis, run = workload(name, precision)
     return Recorded(
-        profile=profile,
-        losses=run.losses,
+        analysis=analysis,
+        gradients=run.gradients,
         parameters=measure.parameters(*run.models),
         buffers=measure.buffers(*run.models),
         state=measure.state(*run.optimizers),
-        gradients=run.gradients,
         copied=sum(weight.numel() * HALF for weight in saved_weights(name, run.models)),
     )
 
@@ -83,7 +86,7 @@ def recorded(name: str, precision: str) -> Recorded:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_static_memory_of_workloads(name: str, precision: str) -> None:
     run = recorded(name, precision)
-    summary = run.profile.summary()
+    summary = run.summary()
     assert len(summary.steps) == 2
     assert summary.precision.name == precision
     after_backward, after_optimizer = summary.steps[-1].marks.after_backward, summary.steps[-1].marks.after_optimizer
@@ -97,7 +100,7 @@ def test_static_memory_of_workloads(name: str, precision: str) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_categories_of_workloads_are_conserved(name: str, precision: str) -> None:
-    assert_conserved(recorded(name, precision).profile)
+    assert_conserved(recorded(name, precision))
 
 
 def saved_weights(name: str, models: Iterable[nn.Module]) -> list[nn.Parameter]:
@@ -123,26 +126,15 @@ def test_cast_copies_after_forward(name: str, precision: str) -> None:
     if (name, precision) == ("reuse", "amp-nocache"):
         # A copy for each of two uses, but for the first layer's first: the batch needs no gradient.
         expected = 2 * expected - EXTRA["reuse"]["width"] ** 2 * HALF
-    assert run.profile.summary().steps[-1].marks.after_forward["cast_copies"] == expected
+    assert run.summary().steps[-1].marks.after_forward["cast_copies"] == expected
     if precision != "fp32":
         assert measure.count_casts(name, precision) == expected
-
-
-@pytest.mark.parametrize(("precision", "copies"), [("amp", 8388608), ("amp-nocache", 14680064)])
-def test_weight_cache_and_reuse(precision: str, copies: int) -> None:
-    """Four 1024 x 1024 layers used twice: 4 copies of 2 MiB cached, 7 uncached (the batch needs no gradient)."""
-    with ampmem.profile(stacks=False) as profile:
-        measure.workload("reuse").train(options(precision, steps=1))
-    (step,) = profile.summary().steps
-    assert step.marks.after_forward["cast_copies"] == copies
-    assert profile.summary().casts.peak_bytes == copies
-    assert_conserved(profile)
 
 
 def test_what_the_weight_cache_saves_is_all_that_it_changes() -> None:
     found = {}
     for precision in ("amp", "amp-nocache"):
-        found[precision] = recorded("reuse", precision).profile.summary().steps[-1].marks.after_forward
+        found[precision] = recorded("reuse", precision).summary().steps[-1].marks.after_forward
     width = EXTRA["reuse"]["width"]
     expected = dict(found["amp"]) | {"cast_copies": found["amp"]["cast_copies"] + 3 * width * width * HALF}
     assert found["amp-nocache"] == expected
@@ -420,7 +412,7 @@ def test_scaler_skips_inside_a_fused_optimizer() -> None:
 
 def test_a_round_of_two_optimizers_is_one_step() -> None:
     run = recorded("gan", "fp32")
-    assert len(run.losses) == len(run.profile.summary().steps) == 2
+    assert len(run.summary().steps) == 2
     assert len(run.gradients) == 4
 
 
@@ -446,7 +438,7 @@ def test_three_critic_updates_per_generator_update_are_one_step() -> None:
 
 
 def test_micro_batches_are_inside_one_step() -> None:
-    profile = recorded("accumulate", "fp32").profile
+    profile = recorded("accumulate", "fp32")
     assert len(profile.summary().steps) == 2
     phases = profile.recording().phases
     for step in (0, 1):

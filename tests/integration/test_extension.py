@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.commands import ampmem
+from support.compiled import compiled
 
 from ampmem.events import Columns, Fact, OomRecord, Recording
 from ampmem.recorder.sources import extension
@@ -376,15 +377,17 @@ def test_the_workspaces_of_cublas_are_blocks_that_no_tensor_has(
 
 @NEEDS_CUDA
 def test_without_the_part_for_cuda_the_recording_is_the_same(
-    tmp_path: Path, compiled_extension: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    compiled_extension: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "program.py").write_text(HEAD + PROGRAMS["a side stream"], encoding="utf-8")
     options = ("--run-to-end", "--steps", "99", "program.py")
     whole = both(tmp_path, compiled_extension, monkeypatch, "cuda", *options)[0]
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv(extension.VARIABLE, "on")
     monkeypatch.setattr(extension, "cuda_headers", lambda: None)
-    extension.build()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled(tmp_path_factory, "without CUDA")))
+    monkeypatch.setenv(extension.VARIABLE, "on")
     assert extension.find() is not None
     assert tracker_of(extension.find()) is None
     result = ampmem(tmp_path, "profile", "--device", "cuda", "-o", "part.ampmem", *options)

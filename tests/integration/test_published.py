@@ -20,7 +20,6 @@ sys.path.insert(0, str(SCRIPT.parent))
 from published.claims import ABOVE_HALF, CLAIMED, NEAREST, RESNET50  # noqa: E402
 from published.document import document_of, older, read_document  # noqa: E402
 from published.documentation import tables  # noqa: E402
-from published.libraries import folder_of  # noqa: E402
 from published.page import claims, page_of, simulated_when  # noqa: E402
 from published.runs import Peak, PublishedRun, Row, Simulated  # noqa: E402
 from published.savings import SAVINGS  # noqa: E402
@@ -253,16 +252,6 @@ def test_a_run_on_ranks_is_the_first_of_them_and_keeps_its_simulation(tmp_path: 
     assert (done.returncode, done.stdout) == (0, "\n\n")
     peaks = [json.loads((tmp_path / f"{ranks}.json").read_text())["allocated"]["likely"] for ranks in (0, 2)]
     assert peaks == [2 << 20, 4 << 20]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not folder_of("qwen").exists(), reason="published.py --only fakegpu/ gets its libraries")
-def test_one_rank_of_two_is_what_the_table_has(document: dict[str, Any], tmp_path: Path) -> None:
-    table, name = tmp_path / "table.json", "fakegpu/qwen3.5-0.8b-fsdp-s16-2ranks"
-    done = python(ROOT, str(SCRIPT), "--only", name, "--json", str(table))
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(table.read_text())["rows"]
-    assert row["simulated"] == next(each["simulated"] for each in document["rows"] if each["key"] == name)
 
 
 @pytest.mark.slow

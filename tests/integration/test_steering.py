@@ -6,6 +6,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -91,20 +93,27 @@ SAID: list[dict[str, Any]] = [
 # -- regions of the script ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("decorator", [False, True])
-@pytest.mark.parametrize("dtype", [None, BF16, FP16])
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("said", SAID, ids=str)
 @pytest.mark.parametrize(("device", "spelling"), SPELLINGS)
-def test_every_spelling_is_entered_in_the_precision(
-    device: str, spelling: Region, said: dict[str, Any], precision: str, dtype: torch.dtype | None, decorator: bool
-) -> None:
+def test_every_spelling_is_entered_in_the_precision(device: str, spelling: Region, precision: str) -> None:
+    for said, dtype, decorator in product(SAID, (None, BF16, FP16), (False, True)):
+        inside = state_inside(device, partial(spelling, **said), precision, dtype, decorator)
+        if precision == "fp32":
+            assert inside[0] is False, said
+            continue
+        default = BF16 if device == "cpu" else FP16
+        own = said.get("dtype", default)
+        assert inside == (True, dtype or (default if own is FP32 else own), precision == "amp"), (said, dtype)
+
+
+def state_inside(device: str, region_of: Region, precision: str, dtype: torch.dtype | None, decorator: bool) -> State:
+    """The state in a region that is steered, which leaves nothing behind and changes nothing of the region."""
     with steered(precision, dtype, device) as (steering, notes):
-        region = spelling(**said)
+        region = region_of()
         kept = dict(vars(region))
         outside = state(device)
         if decorator:
-            inside = region(lambda: state(device))()
+            inside: State = region(lambda: state(device))()
         else:
             with region as entered:
                 assert entered is region
@@ -113,12 +122,7 @@ def test_every_spelling_is_entered_in_the_precision(
         assert {name: vars(region)[name] for name in kept} == kept
         assert not steering.wrapped
         assert not notes
-    if precision == "fp32":
-        assert inside[0] is False
-        return
-    default = BF16 if device == "cpu" else FP16
-    own = said.get("dtype", default)
-    assert inside == (True, dtype or (default if own is FP32 else own), precision == "amp")
+    return inside
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

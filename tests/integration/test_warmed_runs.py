@@ -77,19 +77,9 @@ def simulated(folder: Path, code: str, *arguments: str, warmed: Warmed | None, *
     """Profile a script with ``code`` on a simulated GPU; the recording is ``folder / "run.ampmem"``."""
     script = folder / "train.py"
     script.write_text(code)
-    options = [
-        "--gpu",
-        "h100",
-        "--device",
-        "sim",
-        "--files",
-        "write",
-        "--force",
-        "--quiet",
-        "-o",
-        str(folder / "run.ampmem"),
-    ]
-    return run_child([*options, "--", str(script), *arguments], warmed=warmed, **how)
+    options = ("--gpu", "h100", "--device", "sim", "--files", "write", "--force", "--quiet")
+    output = ("-o", str(folder / "run.ampmem"))
+    return run_child([*options, *output, "--", str(script), *arguments], warmed=warmed, **how)
 
 
 def test_a_script_finds_what_it_finds_in_a_fresh_process(tmp_path: Path, warmed: Warmed) -> None:

@@ -10,6 +10,7 @@ that has imported torch already: :mod:`ready_python` says what else, and why tha
 
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,14 @@ TRAIN = Path(__file__).parents[1] / "cold" / "train.py"
 TIMEOUT_S = 400
 SIM = "--device sim --gpu h100"
 RANK_OF_8 = f"{SIM} --world-size 8"
+
+PROGRAMS = {
+    "python": "",
+    "ampmem": "-m ampmem ",
+    "pytest": "-m pytest ",
+    "torchrun": "-m torch.distributed.run ",
+}
+"""What commands start, and how Python runs it."""
 
 CHANGED = "sed -i 's/width=64/width=96/; s/torch.relu/nn.functional.gelu/; s/default=64/default=96/' train.py"
 """A change of the script after which it takes other memory."""
@@ -105,8 +114,10 @@ class Cold:
         With ``ready`` what it calls ``ampmem`` has torch imported already, and so have the processes that it starts.
         """
         # Ranks of a run whose files are protected have to be this process's own, and not started by a server outside.
-        ready = ready and not ("--nproc-per-node" in command and "ampmem profile" not in command)
-        bins = [self.with_extras(extras) / "bin"] if extras else [self._ready(command)] if ready else []
+        protected = re.search(r"\bampmem (compare|check|advise)\b", command) and "--files write" not in command
+        ready = ready and not ("--nproc-per-node" in command and protected)
+        bins = [(self.with_extras(extras) if extras else self.installed) / "bin"]
+        bins = [*([self._ready(command, bins[0] / "python")] if ready else []), *bins]
         home = self.shared / "home"
         home.mkdir(exist_ok=True)
         environment = {
@@ -125,13 +136,13 @@ class Cold:
             check=False,
         )
 
-    def _ready(self, command: str) -> Path:
-        """A folder with an ``ampmem`` and a ``python`` for ``command`` that have torch imported already."""
+    def _ready(self, command: str, interpreter: Path) -> Path:
+        """A folder with the programs for ``command`` that start a Python; they have torch imported already."""
         kind = ready_for(words_of(command))
-        python = Path(ready_python(kind=kind, interpreter=str(self.installed / "bin" / "python")))
+        python = Path(ready_python(kind=kind, interpreter=str(interpreter)))
         folder = python.with_name(f"commands of {kind}")
         folder.mkdir(exist_ok=True)
-        for name, module in (("python", ""), ("ampmem", "-m ampmem ")):
+        for name, module in PROGRAMS.items():
             script = folder / name
             if not script.exists():
                 script.write_text(f'#!/bin/sh\nexec {shlex.quote(str(python))} {module}"$@"\n')

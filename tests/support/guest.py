@@ -80,12 +80,13 @@ def beside(
     *options: str,
     arguments: tuple[str, ...] = (),
     fresh: bool = False,
+    to_the_end: bool = False,
     plain: Ended | None = None,
 ) -> Beside:
     """``programs/NAME.py``, run in two new folders below ``folder``; ``options`` come after those it always has.
 
-    ``fresh`` where it matters how Python itself starts, which takes seconds longer; ``plain`` is how it ended without
-    ampmem, where that is known.
+    ``fresh`` where it matters how Python itself starts, which takes seconds longer; ``to_the_end`` where ampmem could
+    have left something that Python's own end meets. ``plain`` is how it ended without ampmem, where that is known.
     """
     script = str(PROGRAMS / f"{name}.py")
     fresh = fresh or name in FRESH
@@ -93,7 +94,8 @@ def beside(
     profiled.mkdir(parents=True)
     plain = plain or alone(folder / "plain", name, *arguments, fresh=fresh)
     ours = (*ALWAYS, *OPTIONS.get(name, ()), *options)
-    recorded = ampmem(profiled, "profile", *ours, script, *arguments, fresh=fresh, to_the_end=True)
+    to_the_end = to_the_end or name in TO_THE_END
+    recorded = ampmem(profiled, "profile", *ours, script, *arguments, fresh=fresh, to_the_end=to_the_end)
     return Beside(plain=plain, recorded=without_ours(recorded), recording=profiled / RECORDING)
 
 

@@ -84,7 +84,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def assert_conserved(profile: ampmem.Profile) -> None:
-    """The categories, and the sum of the events, are the allocator's own total, at every event."""
+    """The categories, and the sum of the events, are the allocator's own total, at every event.
+
+    ``profile`` may be anything with its ``summary`` and ``recording``.
+    """
     summary, events = profile.summary(), profile.recording().events
     assert summary.conservation.residual_bytes == 0
     known = events.allocated != UNKNOWN

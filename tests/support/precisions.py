@@ -40,26 +40,30 @@ def record(function: Callable[[], Any], forced: Precision = Precision.AS_IS) -> 
 @pytest.fixture
 def alone() -> None:
     """No models and optimizers of earlier tests, nor what :func:`workload` keeps of them."""
-    workload.cache_clear()
+    _workload.cache_clear()
     gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
-@functools.cache
 def workload(
-    name: str, precision: str, forced: Precision = Precision.AS_IS, **rest: Any
+    name: str, precision: str, forced: str = Precision.AS_IS, steps: int = 2, **rest: Any
 ) -> tuple[Analysis, measure.Run]:
-    """A workload of that precision in ``forced``, and what its ``train`` left alive."""
+    """A workload of that precision in ``forced``, and what its ``train`` left alive: run once in a process."""
+    return _workload(name, precision, Precision(forced), steps, frozenset(rest.items()))
+
+
+@functools.cache
+def _workload(
+    name: str, precision: str, forced: Precision, steps: int, rest: frozenset[tuple[str, Any]]
+) -> tuple[Analysis, measure.Run]:
     runs = []
     module = measure.workload(name)
 
     def run() -> None:
         with measure.watched(module) as seen:
             runs.append(seen)
-            extra = {key: rest[key] for key in rest if key != "steps"}
-            steps = {key: rest[key] for key in rest if key == "steps"}
-            module.train(measure.options(precision, **steps), **measure.EXTRA.get(name, {}), **extra)
+            module.train(measure.options(precision, steps=steps), **measure.EXTRA.get(name, {}), **dict(rest))
 
     return analyse(record(run, forced)), runs[0]
 

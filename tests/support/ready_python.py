@@ -3,11 +3,11 @@
 Importing torch takes seconds; most tests ask for what comes after. Only what a script has by then is imported
 (:data:`BESIDE`); ``tests/cold/`` has commands in bare interpreters. :func:`ready_python` is the path of an executable
 that takes ``-c CODE``, ``-m MODULE`` or a script, and arguments, as Python does, and ``-u`` first; ``-X`` comes too
-late. It asks a server, one for each process of pytest (and one of the wheel's environment for ``tests/cold/``), to
-fork: the child is a process of its own, with the caller's directory, environment, PYTHONPATH and open files (the
-standard streams, and what ``pass_fds`` names). SIGINT and SIGTERM reach it through the caller. In it
-``sys.executable`` is this one too. For simulated runs there are executables that have the simulation imported as well
-(:class:`Kind`); their servers are forked from the first one when they are first asked.
+late. It asks a server, one for all processes of pytest (:func:`share`) or one for each interpreter, to fork: the child
+is a process of its own, with the caller's directory, environment, PYTHONPATH and open files (the standard streams, and
+what ``pass_fds`` names). SIGINT and SIGTERM reach it through the caller. In it ``sys.executable`` is this one too. For
+simulated runs there are executables that have the simulation imported as well (:class:`Kind`); their servers are forked
+from the first one when they are first asked.
 
 When the program has ended, or exits with a number, the child waits for threads, calls what is registered with atexit,
 flushes the streams and is gone: taking Python and torch apart takes longer than most programs of tests. Where a test is
@@ -42,7 +42,10 @@ from types import ModuleType
 
 import torch
 
-BEFORE_THE_SCRIPT = ("torch", "torch.utils.data", "ampmem.cli.main", "ampmem.cli.profile", "ampmem.recorder.session")
+BEFORE_THE_SCRIPT = (
+    *("torch", "torch.utils.data", "ampmem.cli.main", "ampmem.cli.profile", "ampmem.recorder.session"),
+    *("ampmem.recorder.comparable", "ampmem.recorder.ranks.together", "ampmem.recorder.steering.stopping"),
+)
 """What ``ampmem profile`` has imported itself when the script's first line runs."""
 BESIDE: Mapping[str, str] = {
     "torch._dynamo": "the first optimizer imports it, in as long as the rest of torch takes; so does a simulated GPU",
@@ -52,6 +55,9 @@ BESIDE: Mapping[str, str] = {
     "ampmem.cli.diff": "likewise",
     "ampmem.cli.fit": "likewise",
     "ampmem.cli.report": "likewise",
+    "ampmem.cli.advise": "likewise",
+    "ampmem.reporters.html.write": "the page that a command writes after the script; no torch is in it",
+    "numpy.ma": "numpy imports it for the first np.unique",
 }
 """What is imported here although ``ampmem profile`` has not yet imported it then, and why that hides nothing.
 
@@ -74,7 +80,7 @@ class Kind(StrEnum):
 IMPORTS: Mapping[Kind, Sequence[str]] = {
     Kind.PLAIN: PRELOADED,
     Kind.SIMULATED: ("ampmem.simulator.start", "ampmem.recorder.sources.simulated"),
-    Kind.SIMULATED_RANKS: ("ampmem.simulator.communication",),
+    Kind.SIMULATED_RANKS: ("ampmem.simulator.communication", "torch.distributed.checkpoint"),
 }
 SIZE = 8
 """Bytes of the number that says how long a request is."""
@@ -82,6 +88,9 @@ FILES = 64
 """How many open files a program may be given."""
 TO_THE_END = "-to-the-end"
 """Suffix of the executables whose programs end as with Python."""
+
+SHARED = "AMPMEM_READY_PYTHON"
+"""The variable with the interpreter and the folder of :func:`share`."""
 
 CLIENT = """#!{python} -IS
 # Of json, signal and socket only what is written in C: to import the rest takes longer than all else here.
@@ -124,9 +133,17 @@ def ready_for(arguments: Sequence[str]) -> Kind:
     return Kind.SIMULATED_RANKS if "--world-size" in arguments else Kind.SIMULATED
 
 
+def share(interpreter: str) -> None:
+    """Start the server of ``interpreter`` for this process and all that it starts, which ends with this process."""
+    os.environ[SHARED] = f"{interpreter}={_started(interpreter)}"
+
+
 @functools.cache
 def _started(interpreter: str) -> Path:
     """The folder of the executables, once there is a server."""
+    shared, _, there = os.environ.get(SHARED, "").rpartition("=")
+    if shared == interpreter:
+        return Path(there)
     folder = tempfile.TemporaryDirectory(prefix="ready-python-")
     listeners = []
     for kind in Kind:

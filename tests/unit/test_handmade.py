@@ -33,8 +33,9 @@ COMMANDS = {
     "tops": ("top", "--once", "FILE", "FILE"),
 }
 OF_RECORDINGS = ("show", "json", "check", "both", "report", "csv", "perfetto", "snapshot")
-OF_REFUSED = ("show", "report", "full", "top")
-OF_WATCHED = (*OF_REFUSED, "json", "both", "tops")
+OF_REFUSED = ("show", "top")
+"""The others read a watched run by the same function."""
+OF_WATCHED = (*OF_REFUSED, "report", "full", "json", "both", "tops")
 
 
 EACH = """

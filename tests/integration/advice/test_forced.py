@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,17 @@ WRITTEN = {
     "--force-fused": {"optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)"},
 }
 """Options, and the same change written in the script."""
+
+
+@contextmanager
+def forcing(forced: Forced, notes: list[str] | None = None) -> Iterator[ForcedChanges]:
+    """The changes while they are in place; ``notes`` gets what is said of them."""
+    changes = ForcedChanges(forced, [].append if notes is None else notes.append)
+    undo = changes.install()
+    try:
+        yield changes
+    finally:
+        undo()
 
 
 def run(folder: Path, name: str, options: str, device: str = "sim", **parts: str) -> tuple[int, str]:
@@ -246,8 +258,7 @@ def lossy(folder: Path, name: str, options: str, loss: str, *, autocast: bool = 
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("autocast", [True, False])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "autocast"), zip(LOSSES, (True, False, True), strict=True))
 def test_a_forced_loss_in_chunks_allocates_what_the_written_one_does(tmp_path: Path, loss: str, autocast: bool) -> None:
     made = (("plain", "", loss), ("forced", IN_CHUNKS, loss), ("written", "", LOSSES[loss]))
     for name, options, each in made:
@@ -293,15 +304,11 @@ def test_the_loss_and_the_gradients_in_chunks_are_those_of_the_whole() -> None:
         whole, parts = (logits.clone().requires_grad_() for _ in range(2))
         expected = cross_entropy(whole, target, reduction=how)
         expected.backward()
-        changes = ForcedChanges(Forced(loss_chunks=8), lambda note: None)
-        undo = changes.install()
-        try:
+        with forcing(Forced(loss_chunks=8)) as changes:
             wrapped = torch.nn.functional.cross_entropy
             loss = wrapped(parts, target, reduction=how)
             loss.backward()
             assert changes.unmet() == []
-        finally:
-            undo()
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(parts.grad, whole.grad)
         assert torch.nn.functional.cross_entropy is cross_entropy
@@ -317,15 +324,11 @@ def test_a_compiled_loss_is_in_chunks_too(backend: str) -> None:
         return torch.nn.functional.cross_entropy(logits, target)
 
     torch.compiler.reset()
-    changes = ForcedChanges(Forced(loss_chunks=4), lambda note: None)
-    undo = changes.install()
-    try:
+    with forcing(Forced(loss_chunks=4)) as changes:
         logits, target = torch.randn(50, 7, requires_grad=True), torch.randint(7, (50,))
         torch.compile(loss_of, backend=backend, fullgraph=True)(logits, target).backward()
         assert changes.unmet() == []
-    finally:
-        undo()
-        torch.compiler.reset()
+    torch.compiler.reset()
 
 
 def loader(size: str) -> dict[str, str]:
@@ -463,18 +466,14 @@ def test_settings_that_cannot_be_forced_are_said_before_the_script_runs(
 
 def test_what_torch_cannot_fuse_is_left_as_it_is() -> None:
     notes: list[str] = []
-    changes = ForcedChanges(Forced(fused=True), notes.append)
     before = {kind: dict(vars(kind)) for kind in (torch.optim.Optimizer, torch.optim.Adam, torch.optim.AdamW)}
-    undo = changes.install()
-    try:
+    with forcing(Forced(fused=True), notes) as changes:
         parameters = [torch.nn.Parameter(torch.zeros(2))]
         assert torch.optim.AdamW(iter(parameters)).defaults["fused"] is True
         assert changes.unmet() == [] and notes == ["forced: AdamW(fused=True)"]
         assert torch.optim.AdamW(parameters, differentiable=True).defaults["fused"] is None
         (reason,) = changes.unmet()
         assert reason == "--force-fused: the script set differentiable=True for AdamW, which torch does not fuse"
-    finally:
-        undo()
     # torch itself marks the first optimizer of a class on its step
     assert {kind: vars(kind)["__init__"] for kind in before} == {
         kind: names["__init__"] for kind, names in before.items()
@@ -488,15 +487,11 @@ def test_a_copy_of_a_model_has_nothing_of_ours_and_all_is_undone() -> None:
 
     model = torch.nn.Sequential(Block(4, 4), torch.nn.Linear(4, 4))
     forward = Block.forward, torch.nn.Linear.forward
-    changes = ForcedChanges(Forced(checkpoint=("*",)), lambda note: None)
-    undo = changes.install()
-    try:
+    with forcing(Forced(checkpoint=("*",))) as changes:
         loss = model(torch.ones(2, 4)).sum()
         copied = copy.deepcopy(model)
         assert (Block.forward, torch.nn.Linear.forward) != forward
         loss.backward()
-    finally:
-        undo()
     assert changes.unmet() == []
     assert (Block.forward, torch.nn.Linear.forward) == forward
     assert all("forward" not in vars(each) for each in (*model.modules(), *copied.modules()))
@@ -548,14 +543,9 @@ class Two(torch.nn.Module):
 
 def unmet_after(model: torch.nn.Module, pattern: str, *, grad: bool = True, calls: int = 1) -> list[str]:
     """What is said of checkpointing the modules of ``model`` that ``pattern`` names, once it has run."""
-    changes = ForcedChanges(Forced(checkpoint=(pattern,)), lambda note: None)
-    undo = changes.install()
-    try:
-        with torch.set_grad_enabled(grad):
-            for _ in range(calls):
-                model(torch.ones(2, 4))
-    finally:
-        undo()
+    with forcing(Forced(checkpoint=(pattern,))) as changes, torch.set_grad_enabled(grad):
+        for _ in range(calls):
+            model(torch.ones(2, 4))
     return changes.unmet()
 
 
@@ -581,16 +571,12 @@ def test_what_has_no_forward_in_python_is_refused(how: str) -> None:
 
 
 def test_what_runs_without_gradients_is_not_offloaded() -> None:
-    changes = ForcedChanges(Forced(offload=True), lambda note: None)
-    undo = changes.install()
-    try:
+    with forcing(Forced(offload=True)) as changes:
         with torch.no_grad():
             torch.nn.Linear(4, 4)(torch.ones(2, 4))
         assert changes.unmet() == ["--force-offload: no model ran forward with gradients on"]
         torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
         assert changes.unmet() == []
-    finally:
-        undo()
 
 
 def test_modules_that_run_without_gradients_only_are_not_checkpointed() -> None:
@@ -634,12 +620,8 @@ def test_batch_norm_that_trains_only_later_is_noticed() -> None:
     assert unmet_after(model, "1") == []
     (said,) = unmet_after(model.train(), "1")
     assert "has a BatchNorm1d inside" in said
-    changes = ForcedChanges(Forced(checkpoint=("1",)), lambda note: None)
-    undo = changes.install()
-    try:
+    with forcing(Forced(checkpoint=("1",))) as changes:
         model.eval()(torch.ones(2, 4))
         model.train()(torch.ones(2, 4))
-    finally:
-        undo()
     (said,) = changes.unmet()
     assert "1 changes its buffer 0." in said

@@ -14,4 +14,4 @@ REST = tuple(name for name in NAMES if not name.startswith("fork") and f'"{name}
 
 @pytest.mark.parametrize("name", REST)
 def test_a_program_ends_as_without_ampmem(tmp_path: Path, name: str) -> None:
-    assert beside(tmp_path, name).differences() == []
+    assert beside(tmp_path, name, to_the_end=True).differences() == []
