@@ -53,6 +53,7 @@ from ampmem.cli.processes.children import (
     run_child,
     say_protected,
 )
+from ampmem.cli.processes.end_messages import say_if_on_the_cpu
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.show import is_sound
 from ampmem.errors import AmpmemError, UsageError
@@ -224,12 +225,13 @@ def recorded_run(script: ScriptOptions, output: Path | None) -> Iterator[ScriptR
     check_dtype(script, script.precision)
     script = for_several_runs(script)
     check_processes(script, "check")
-    title = script.find().title
+    target = script.find()
     if output is not None:
         check_output(output, force=script.force)
     say_protected(script)
+    say_if_on_the_cpu(script, target.code, Terminal(sys.stderr).say)
     with nullcontext() if output is not None else TemporaryDirectory(prefix="ampmem-check-") as folder:
-        path = output if output is not None else Path(str(folder)) / f"{title}{SUFFIX}"
+        path = output if output is not None else Path(str(folder)) / f"{target.title}{SUFFIX}"
         yield _run_profile(script, path)
 
 

@@ -212,7 +212,6 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.comparable import Results
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
-    from ampmem.recorder.sources.cuda.device import cuda_available
     from ampmem.recorder.steering.stopping import Stopper
 
     together = Together(several=plan.launched is not None)
@@ -227,8 +226,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         raise
     if plan.protected.limits and plan.report_to is None:
         audience.complain(plan.protected.limits)
-    if plan.script.device is Device.AUTO and end_messages.asks_for_cuda(target.code) and not cuda_available():
-        greeting += end_messages.on_the_cpu(plan.script)
+    end_messages.say_if_on_the_cpu(plan.script, target.code, audience.say)
     if plan.names_into is not None:
         tell_name(plan.names_into, plan.protected.real(path))
     stopper = Stopper(on_give_up=lambda: audience.say(end_messages.cannot_be_stopped(path)))
@@ -356,7 +354,7 @@ class _RecordedScript:
 
     def _conclude(self, simulation: Simulation | None, failure: BaseException | None) -> None:
         plan, say = self.plan, self.audience.say
-        predicted = None if simulation is None else end_messages.predicted(simulation, failed=failure is not None)
+        predicted = None if simulation is None else end_messages.predicted(simulation, self.session.outcome.failure)
         if failure is None:
             self._check(simulation)  # nothing is predicted if nothing was recorded
         if simulation is not None and predicted is not None:

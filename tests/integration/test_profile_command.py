@@ -169,15 +169,16 @@ for _ in range(3):
 """
 
 
+EITHER = "'cuda' if torch.cuda.is_available() else 'cpu'"
+ON_THE_CPU = "the memory is the CPU's, because torch sees no GPU: {command}"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
     ("device", "told"),
     [
         ("'cuda'", "the script failed before a step had finished: nothing was recorded; torch sees no GPU: {command}"),
-        (
-            "'cuda' if torch.cuda.is_available() else 'cpu'",
-            "recording to train.ampmem; the memory is the CPU's, because torch sees no GPU: {command}",
-        ),
+        (EITHER, ON_THE_CPU),
         ("'cpu'", "recording to train.ampmem"),
     ],
 )
@@ -189,6 +190,23 @@ def test_a_script_for_a_gpu_that_is_not_there_gets_the_command_that_simulates_on
     command = "ampmem profile --gpu 24GiB train.py --name 'two words' simulates one"
     assert f"ampmem: {told.format(command=command)}" in done.stderr.splitlines()
     assert ("simulates one" in done.stderr) == ("{command}" in told)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("words", "simulates"),
+    [("watch", "profile"), ("check --budget peak=1GiB", "profile"), ("compare --precision fp32 --no-times", "compare")],
+)
+def test_each_command_says_once_and_first_that_it_records_the_cpu_for_want_of_a_gpu(
+    tmp_path: Path, words: str, simulates: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINS.format(device=EITHER), encoding="utf-8")
+    done = ampmem(tmp_path, *words.split(), "train.py", "--name", "two words")
+    said = f"ampmem: {ON_THE_CPU}".format(
+        command=f"ampmem {simulates} --gpu 24GiB train.py --name 'two words' simulates one"
+    )
+    lines = [line for line in done.stderr.splitlines() if "leave your files" not in line]
+    assert (done.returncode, lines[0], done.stderr.count("simulates one")) == (0, said, 1)
 
 
 def test_skip_passes_steps_before_recording(tmp_path: Path) -> None:

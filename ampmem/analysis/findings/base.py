@@ -399,7 +399,10 @@ class Remedy:
 
 
 def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, ...]:
-    """The changes that ``findings`` and the request suggest, each once; those that save most at the failure first."""
+    """The changes that ``findings`` and the request suggest, each once; those that save most at the failure first.
+
+    Advice for any script is left out if bytes are known of another change.
+    """
     found = [
         Remedy(change=finding.change, why=finding.message, bytes=finding.off_failure, finding=finding)
         for finding in findings
@@ -410,8 +413,8 @@ def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, .
         for each in oom.levers
     ]
     known = {remedy.finding.code for remedy in found if remedy.finding is not None}
-    others = (option.change for option in oom.options if option.finding not in known)
-    found += [Remedy(change=change, why="", bytes=None, finding=None) for change in others]
+    others = [each for each in oom.options if each.finding not in known and not (found and each.for_any_script)]
+    found += [Remedy(change=each.change, why="", bytes=None, finding=None) for each in others]
     return tuple(sorted(found, key=lambda remedy: -(remedy.bytes or 0)))
 
 
