@@ -14,7 +14,7 @@ from ampmem.allocator.gpus import DEFAULT_GPU, GpuSpec, gpu_to_simulate
 from ampmem.analysis.fine_tuning import Cell, Method, Training, estimate_schema, next_runs
 from ampmem.analysis.fine_tuning import estimate as estimate_of
 from ampmem.analysis.fit import Points, Vary
-from ampmem.cli.estimate_script import SHAPES, configuration, require, script_text, tokens
+from ampmem.cli.estimate_script import SHAPES, configuration, imports_of, require, script_text, tokens
 from ampmem.cli.fit import RunPlan, VariedArguments, run_points
 from ampmem.cli.options import ScriptOptions, gpu_option, layout_option, schema_option
 from ampmem.cli.processes.children import STEPS, chosen_precisions, default_jobs, for_several_runs, jobs_option
@@ -171,7 +171,7 @@ def estimate(
         path = Path(folder) / "train.py"
         path.write_text(text, encoding="utf-8")
         scripts = {cell: _script_of(cell, replace(script, script_or_module=str(path)), device) for cell in cells}
-        plan = RunPlan(scripts=scripts, varied=_VARIED, jobs=jobs or default_jobs())
+        plan = RunPlan(scripts=scripts, varied=_VARIED, jobs=jobs or default_jobs(), imports=imports_of(text))
         points, notes, interrupted = run_points(plan, due, lambda points: _left(due(points)))
     if interrupted:
         notes = (warning("interrupted before the search ended"), *notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import tomllib
 from collections.abc import Mapping
@@ -55,6 +56,13 @@ def script_text(training: Training, config: Mapping[str, Any]) -> str:
         BATCH=training.batch,
         SEQ=training.seq,
         WORLD=training.world_size,
+    )
+
+
+def imports_of(script: str) -> str:
+    """The import statements at the top level of ``script``."""
+    return "\n".join(
+        ast.unparse(node) for node in ast.parse(script).body if isinstance(node, ast.Import | ast.ImportFrom)
     )
 
 
