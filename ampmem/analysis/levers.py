@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from ampmem.analysis.blocks import kept_inside, names_of_blocks
 from ampmem.analysis.jsonable import Positive
 from ampmem.analysis.timeline.categories import Category
@@ -21,7 +19,7 @@ LOSS_CHUNKS = 8
 _SHARE = 0.05
 """The least share of the live bytes that is worth a line."""
 _LEAST_BYTES = 1 << 20
-_OF_THE_LOSS = ("_log_softmax", "NllLossBackward0")
+_OF_THE_LOSS = ("aten::_log_softmax", "_log_softmax", "NllLossBackward0")
 _HALVED = (
     Category.PARAMETERS,
     Category.GRADIENTS,
@@ -64,14 +62,13 @@ def _levers(history: MemoryHistory, tensors: Tensors, position: int, alive: Mask
     yield Lever(change="offload saved tensors to the CPU", option="--force-offload", bytes=kept)
     autocast = recording.precision.name in AUTOCAST_PRECISIONS
     if not autocast:  # where it is on, the finding fp32-activations has the loss
-        ops = [text.removeprefix("aten::") in _OF_THE_LOSS for text in recording.texts]
-        loss = _bytes(history, alive & np.array(ops, dtype=np.bool_)[lifetimes.op])
+        loss = _bytes(history, alive & recording.naming(*_OF_THE_LOSS)[lifetimes.op])
         chunked = loss - loss // LOSS_CHUNKS
         option = f"--force-chunked-loss {LOSS_CHUNKS}"
         yield Lever(change=f"compute the loss in {LOSS_CHUNKS} chunks", option=option, bytes=chunked)
     if not any(record.dtype == "float32" for record in recording.parameters):
         return
-    float32 = alive & np.array([text in ("", "float32") for text in recording.texts], dtype=np.bool_)[tensors.dtype]
+    float32 = alive & recording.naming("", "float32")[tensors.dtype]
     halved = sum(_bytes(history, float32 & classes.of(category)) for category in _HALVED) // 2
     copies = _bytes(history, alive & classes.of(Category.CAST_COPIES))
     yield Lever(change="put weights in bfloat16, no autocast", option="--precision bf16", bytes=halved + copies)

@@ -45,6 +45,7 @@ from ampmem.analysis.advise import (
     why_unproven,
 )
 from ampmem.analysis.advised import KIND, EndedRun, identity_in, run_in
+from ampmem.analysis.analyse import analyse
 from ampmem.analysis.changes import CHANGES, Loop, Script, Trial
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.jsonable import Json, like, plain
@@ -454,8 +455,9 @@ class _Search:
             recording = read(path)
             script, trial = None, Trial(memory=None)
             if forced == NOTHING_FORCED:
-                script = replace(changeable_script(recording, module_flops), loop=self._loop)
-                trial = Trial(memory=None, needed=needed_at_least(recording))
+                analysis = analyse(recording)
+                script = replace(changeable_script(analysis, module_flops), loop=self._loop)
+                trial = Trial(memory=None, needed=needed_at_least(analysis))
             steps = sum(step.finished for step in recording.steps)
             if not recording.ooms and steps < self._script.steps:
                 short = f"it ended after {steps} of {self._script.steps} steps; let it train longer"

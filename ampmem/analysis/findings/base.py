@@ -193,7 +193,7 @@ class TrainingRun:
         ahead, more in some steps than in others.
         """
         lifetimes, facts = self.analysis.lifetimes, self.analysis.facts
-        mapped = self.naming(MAPPED)[lifetimes.op]
+        mapped = self.recording.naming(MAPPED)[lifetimes.op]
         begins = np.where(mapped, len(self.recording.events), lifetimes.born)
         rows = (facts.fact == Fact.INPUT) & mapped[facts.allocation]
         np.minimum.at(begins, facts.allocation[rows], self.analysis.timeline.positions(facts.time_ns[rows]))
@@ -204,14 +204,10 @@ class TrainingRun:
         """Whether other ranks send to this one, as pipeline stages do: then a schedule runs forward and backward."""
         return bool((self.analysis.communication.part == PARTS.index(Communication.RECEIVE_BUFFERS)).any())
 
-    def naming(self, *names: str) -> Mask:
-        """For each of the recording's texts, whether it is one of ``names``."""
-        return np.array([text in names for text in self.recording.texts], dtype=np.bool_)
-
     @cached_property
     def low_precision(self) -> Mask:
         """For each text, whether it names a type that autocast casts to."""
-        return self.naming(*LOW_PRECISION)
+        return self.recording.naming(*LOW_PRECISION)
 
     @cached_property
     def peak_step(self) -> int:

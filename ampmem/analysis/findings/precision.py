@@ -261,7 +261,7 @@ def _kind(op: str) -> _Kind:
 def _attends(run: TrainingRun, by_op: dict[str, Column]) -> bool:
     """Whether a batched matrix product keeps a tensor of a softmax's size, in its type or in 16 bits (attention)."""
     saved, bytes_ = run.analysis.saved_as, run.analysis.lifetimes.bytes
-    of_matmul = run.naming(*_MATMULS)[saved.op]
+    of_matmul = run.recording.naming(*_MATMULS)[saved.op]
     softmax = np.concatenate([sizes[sizes > 0] for op, sizes in by_op.items() if _SOFTMAX in op] or [bytes_[:0]])
     return bool(np.isin(bytes_[of_matmul], [*softmax, *(softmax // 2)]).any())
 
@@ -280,7 +280,7 @@ def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shape
     if _SOFTMAX not in kind.words:
         return True
     # A tensor as large as the attention weights is gathered where there is a learned bias.
-    gathers = run.naming(*_GATHERS)[run.analysis.lifetimes.op] & _as_large(run, by_op)
+    gathers = run.recording.naming(*_GATHERS)[run.analysis.lifetimes.op] & _as_large(run, by_op)
     if any(len(shape) != _DIMENSIONS for shape in shapes) or gathers.any():
         return False
     # Dropout anywhere may be attention's.
@@ -292,7 +292,7 @@ def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ..
     """Whether something is added to a tensor as large as the attention weights: a learned bias or a mask."""
     lifetimes, tensors = run.analysis.lifetimes, run.analysis.tensors
     texts = run.recording.texts
-    adds, in_place = (run.naming(op)[lifetimes.op] for op in ("aten::add", "aten::add_"))
+    adds, in_place = (run.recording.naming(op)[lifetimes.op] for op in ("aten::add", "aten::add_"))
     same = np.array([shape_of(text) in shapes for text in texts])[tensors.shape] & (tensors.shape != 0)
     return bool(((adds & same) | (in_place & _as_large(run, by_op))).any())
 
@@ -422,7 +422,7 @@ def _shares_heads(run: TrainingRun, position: int) -> bool:
     No fused kernel does that in FP32, so the attention weights would be kept there.
     """
     mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
-    fused = run.naming(*_LOW_PRECISION_ATTENTION)
+    fused = run.recording.naming(*_LOW_PRECISION_ATTENTION)
     texts = {run.text(shape) for shape in run.analysis.tensors.shape[mine & fused[run.analysis.saved_as.op]].tolist()}
     shapes = [shape for text in texts if (shape := shape_of(text)) is not None and len(shape) == _DIMENSIONS]
     heads = {(shape[-1], shape[1]) for shape in shapes}  # a mask may have one head, and another width

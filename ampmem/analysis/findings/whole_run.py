@@ -481,7 +481,7 @@ def _grown(run: TrainingRun, allocations: Mask) -> list[int]:
 
 def _meant(run: TrainingRun) -> Mask:
     classes = run.analysis.classes
-    of_inputs = run.naming(INPUT)[classes.name]
+    of_inputs = run.recording.naming(INPUT)[classes.name]
     meant: Mask = np.isin(classes.category, [CODES[name] for name in _MEANT_TO_STAY])
     meant &= ~(classes.of(Category.GRADIENTS) & of_inputs)
     return meant
