@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ampmem.allocator.gpus import DEFAULT_GPU, GpuSpec, gpu_to_simulate
-from ampmem.analysis.fine_tuning import Cell, Method, Training, estimate_schema, next_runs
+from ampmem.analysis.fine_tuning import EstimateCell, Method, Training, estimate_schema, next_runs
 from ampmem.analysis.fine_tuning import estimate as estimate_of
 from ampmem.analysis.fit import Points, Vary
 from ampmem.cli.estimate_script import SHAPES, configuration, imports_of, require, script_text, tokens
@@ -164,7 +164,7 @@ def estimate(
             file.write(text)
         say_written(write)
 
-    def due(points: Mapping[Cell, Points]) -> list[tuple[Cell, int]]:
+    def due(points: Mapping[EstimateCell, Points]) -> list[tuple[EstimateCell, int]]:
         return next_runs(points, batch, device.total_memory)
 
     with TemporaryDirectory(prefix="ampmem-estimate-") as folder:
@@ -185,7 +185,7 @@ def estimate(
 _VARIED = VariedArguments(vary=Vary(name="--batch", low=1, high=None, separator=" "), before=(), after=())
 
 
-def _cells(methods: list[Method], precisions: str | None, script: ScriptOptions) -> list[Cell]:
+def _cells(methods: list[Method], precisions: str | None, script: ScriptOptions) -> list[EstimateCell]:
     """The methods in the precisions that were asked, on the GPU and on one with enough memory."""
     chosen = _PRECISIONS if precisions is None else chosen_precisions(precisions, script)
     unknown = next((each for each in chosen if each not in _PRECISIONS), None)
@@ -197,15 +197,15 @@ def _cells(methods: list[Method], precisions: str | None, script: ScriptOptions)
         for method in methods
         for precision in (chosen if method in (Method.FULL, Method.LORA) else quantized)
     ]
-    return [Cell(*each, roomy) for each in asked for roomy in (False, True)]
+    return [EstimateCell(*each, roomy) for each in asked for roomy in (False, True)]
 
 
-def _script_of(cell: Cell, script: ScriptOptions, gpu: GpuSpec) -> ScriptOptions:
+def _script_of(cell: EstimateCell, script: ScriptOptions, gpu: GpuSpec) -> ScriptOptions:
     """The ``script`` of ``cell``, without its batch."""
     roomy = replace(gpu, name=f"{gpu.name}@{_ENOUGH}")
     return replace(script, arguments=cell.arguments, gpu=roomy if cell.roomy else gpu)
 
 
-def _left(due: list[tuple[Cell, int]]) -> str:
+def _left(due: list[tuple[EstimateCell, int]]) -> str:
     """The searches that are left, to follow a finished run; empty at the end."""
     return f"; still to find: {', '.join(str(cell) for cell, _ in due)}" if due else ""

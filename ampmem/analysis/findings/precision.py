@@ -72,7 +72,7 @@ _FUSED_LOSS_SINCE = (2, 13)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class _OpKind:
     """Ops whose names have one of ``words``, and what to do about them.
 
     ``saves`` is the share of the kept bytes that the change removes, as numerator and denominator; ``None`` if the run
@@ -96,22 +96,22 @@ _RECOMPUTE = "torch.utils.checkpoint around the function that calls it recompute
 # autocast's own lists: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference. On CUDA and XPU rms_norm
 # is in the float32 list since torch 2.12 (pytorch/pytorch#174824), layer_norm and group_norm have always been.
 _KINDS = (
-    _Kind(words=("log_softmax", "cross_entropy", "nll_loss"), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
-    _Kind(words=("loss",), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
+    _OpKind(words=("log_softmax", "cross_entropy", "nll_loss"), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
+    _OpKind(words=("loss",), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
     # F.scaled_dot_product_attention runs this op if no fused kernel applies: attention.attention_kernel says why.
-    _Kind(words=("_safe_softmax",), text="a fused kernel of F.scaled_dot_product_attention; " + _RECOMPUTE),
-    _Kind(
+    _OpKind(words=("_safe_softmax",), text="a fused kernel of F.scaled_dot_product_attention; " + _RECOMPUTE),
+    _OpKind(
         words=(_SOFTMAX,),
         text="F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v",
         saves=(1, 1),
     ),
-    _Kind(
+    _OpKind(
         words=("layer_norm", "group_norm", "rms_norm"),
         text="norms keep a float32 input. On a GPU autocast itself runs layer_norm and group_norm, and since torch "
         "2.12 rms_norm, in float32. In low precision a norm keeps half: x = x.to({low}){place}, and with "
         "torch.autocast(x.device.type, enabled=False): norm(x), if the norm's weight has that type too",
     ),
-    _Kind(
+    _OpKind(
         words=(
             *("acos", "asin", "cosh", "sinh", "tan", "exp", "log", "pow", "reciprocal", "rsqrt", "erfinv", "softplus"),
             *("cumprod", "cumsum", "dist", "cdist", "norm", "prod", "renorm", "sum", "cosine_similarity", "softmin"),
@@ -119,13 +119,13 @@ _KINDS = (
         text=f"{_FLOAT32}; {_RECOMPUTE}",
     ),
 )
-_NO_ATTENTION = _Kind(words=(), text=f"{_FLOAT32}; {_RECOMPUTE}")
+_NO_ATTENTION = _OpKind(words=(), text=f"{_FLOAT32}; {_RECOMPUTE}")
 _ON_CPU = " (the CPU's kernels take neither dropout nor a learned bias)"
 _DIMENSIONS = 4
 _TOKENS_AND_CLASSES = 2
 """The dimensions of a language model's logits at the loss."""
 _FOUR = ", with q, k and v of four dimensions (batch, heads, length, width): its kernels take no others"
-_OTHER = _Kind(words=(), text="{maker}; where {low} will do, cast it there")
+_OTHER = _OpKind(words=(), text="{maker}; where {low} will do, cast it there")
 _STATISTICS = "batch_norm"
 """An op that keeps in float32, besides its input, only a few numbers per channel."""
 
@@ -143,7 +143,7 @@ def fp32_activations(run: TrainingRun) -> Finding | None:
     if size <= _SHARE * activations or not run.notable(size):
         return None
     attends = _attends(run, by_op)
-    groups: dict[_Kind, list[str]] = {}
+    groups: dict[_OpKind, list[str]] = {}
     for op in sorted(by_op, key=lambda op: (-int(by_op[op].sum()), op)):
         kind = _kind(op)
         groups.setdefault(_NO_ATTENTION if _SOFTMAX in kind.words and not attends else kind, []).append(op)
@@ -201,7 +201,7 @@ def _low_share(run: TrainingRun) -> float:
     return low / max(sum(each.elements for each in run.analysis.parameters), 1)
 
 
-def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activations: int) -> Finding:
+def _finding(run: TrainingRun, kind: _OpKind, by_op: dict[str, Column], activations: int) -> Finding:
     sizes = sum(by_op.values(), np.zeros(len(run.analysis.lifetimes), dtype=np.int64))
     each = [(op, format_bytes(int(of.sum()))) for op, of in by_op.items()]
     size = int(sizes.sum())
@@ -249,7 +249,7 @@ def _float32_by_op(run: TrainingRun, kept: Mask) -> dict[str, Column]:
     return found
 
 
-def _kind(op: str) -> _Kind:
+def _kind(op: str) -> _OpKind:
     """What to do about the activations of ``op``: the first entry with one of its words counts."""
     name = op.rpartition("::")[2].strip("_")
     for kind in _KINDS[:-1]:
@@ -272,7 +272,7 @@ def _shapes(run: TrainingRun, sizes: Column) -> list[tuple[int, ...]]:
     return [shape for text in sorted(texts) if (shape := shape_of(text)) is not None]
 
 
-def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
+def _has_a_kernel(run: TrainingRun, kind: _OpKind, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
     """Whether the change surely enables a kernel that keeps no attention weights.
 
     No such kernel takes tensors of three dimensions, and the CPU's take neither dropout nor a mask with a gradient.
@@ -316,7 +316,7 @@ def _is_cpu(run: TrainingRun) -> bool:
     return run.recording.run.device_type == "cpu"
 
 
-def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]], sizes: Column) -> str:
+def _text(run: TrainingRun, kind: _OpKind, op: str, shapes: list[tuple[int, ...]], sizes: Column) -> str:
     embedding = any("embedding" in text.lower() for text in run.recording.texts)
     place = " after the embedding" if embedding else " before the norm"
     text = kind.text
