@@ -167,9 +167,7 @@ _NOT_ENDED = "up to where its recording breaks off"
 
 def until(failure: FailureRecord | None) -> str:
     """How far a run with this ``failure`` was seen; empty without one."""
-    if failure is None:
-        return ""
-    return f"up to where the script {'was interrupted' if failure.interrupted else 'failed'}"
+    return "" if failure is None else f"up to where the script {'was interrupted' if failure.interrupted else 'failed'}"
 
 
 def prediction_in(recording: Recording) -> Prediction | None:

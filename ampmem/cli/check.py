@@ -58,7 +58,7 @@ from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.show import is_sound
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.failure import FailureKind
-from ampmem.output import Terminal, check_output, open_output, replaced_file, sized
+from ampmem.output import Terminal, check_output, replaced_file, sized, write_text
 from ampmem.recording import SUFFIX, rank_file, read, taken_for_script, without_journals
 from ampmem.reporters.base import object_or_array
 from ampmem.reporters.export.github import commands, harmless, markdown
@@ -158,8 +158,7 @@ def write_baseline(path: Path, subject: Subject) -> str:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
     if path.suffix == _JSON:
-        with open_output(path, force=True) as stream:
-            stream.write(f"{side.summary.to_json()}\n")
+        write_text(path, f"{side.summary.to_json()}\n", force=True)
     else:
         with replaced_file(path, force=True) as file:
             shutil.copyfile(subject.path, file)

@@ -20,7 +20,7 @@ from ampmem.cli.options import ScriptOptions, gpu_option, layout_option, schema_
 from ampmem.cli.processes.children import STEPS, chosen_precisions, default_jobs, for_several_runs, jobs_option
 from ampmem.errors import UsageError
 from ampmem.names import warning
-from ampmem.output import check_output, open_output, say_written
+from ampmem.output import check_output, say_written, write_text
 from ampmem.reporters.text.fine_tuning import render_estimate
 from ampmem.reporters.text.layout import Layout
 from ampmem.vocabulary import Device, Precision
@@ -160,8 +160,7 @@ def estimate(
     cells = _cells(methods, precisions, script)
     text = script_text(training, config)
     if write is not None:
-        with open_output(write, force=force) as file:
-            file.write(text)
+        write_text(write, text, force=force)
         say_written(write)
 
     def due(points: Mapping[EstimateCell, Points]) -> list[tuple[EstimateCell, int]]:

@@ -61,9 +61,8 @@ def script_text(training: Training, config: Mapping[str, Any]) -> str:
 
 def imports_of(script: str) -> str:
     """The import statements at the top level of ``script``."""
-    return "\n".join(
-        ast.unparse(node) for node in ast.parse(script).body if isinstance(node, ast.Import | ast.ImportFrom)
-    )
+    nodes = (node for node in ast.parse(script).body if isinstance(node, ast.Import | ast.ImportFrom))
+    return "\n".join(map(ast.unparse, nodes))
 
 
 def _written(value: object) -> str:

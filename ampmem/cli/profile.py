@@ -41,7 +41,6 @@ from ampmem.vocabulary import WORKSPACE_CONFIG, Device, Forced, forced_options
 if TYPE_CHECKING:
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
-    from ampmem.recorder.sources.simulated import SimulatedSource
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.simulator.start import Simulation
 
@@ -212,6 +211,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.comparable import Results
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
+    from ampmem.recorder.sources.simulated import SimulatedSource
     from ampmem.recorder.steering.stopping import Stopper
 
     together = Together(several=plan.launched is not None)
@@ -249,7 +249,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     try:
         session = Session(
             plan.options(path, target=target),
-            source=None if simulation is None else _source_of(simulation),
+            source=None if simulation is None else SimulatedSource(simulation.device),
             on_step=step_ended,
             on_done=None if plan.run_to_end else all_done,
         )
@@ -407,8 +407,7 @@ class _RecordedScript:
             short = outcome.unfinished is not None or later
             if short or (outcome.interrupted and outcome.recorded):
                 if not plan.quiet:
-                    show = end_messages.show_shortage if short else end_messages.show_tables
-                    show(recording, self.path, self.audience)
+                    end_messages.show_tables(recording, self.path, self.audience, short=short)
                 self._write_others()
         finally:
             why = misplaced_option(plan.script, usage_error(failure)) or end_messages.without_gpu(plan.script, failure)
@@ -430,13 +429,6 @@ class _RecordedScript:
 
             write_snapshot(analyse(read(recording)), self.snapshot, force=force)
             self.audience.say(f"wrote {sized(self.plan.snapshot or self.snapshot, self.snapshot)}")
-
-
-def _source_of(simulation: Simulation) -> SimulatedSource:
-    """The recorder's source for a simulated device."""
-    from ampmem.recorder.sources.simulated import SimulatedSource
-
-    return SimulatedSource(simulation.device)
 
 
 def _time(plan: Plan, target: Target, audience: Audience, recording: Path) -> None:

@@ -205,7 +205,8 @@ def _finding(run: TrainingRun, kind: _OpKind, by_op: dict[str, Column], activati
     sizes = sum(by_op.values(), np.zeros(len(run.analysis.lifetimes), dtype=np.int64))
     each = [(op, format_bytes(int(of.sum()))) for op, of in by_op.items()]
     size = int(sizes.sum())
-    shapes = _shapes(run, sizes)
+    texts = {run.text(shape) for shape in np.unique(run.analysis.tensors.shape[sizes > 0]).tolist()}
+    shapes = [shape for text in sorted(texts) if (shape := shape_of(text)) is not None]
     listed = f": {', '.join(f'{share} for {op}' for op, share in each[:3])}{' and others' * (len(each) > 3)}"
     return Finding(
         section=Section.ACTIVATIONS,
@@ -264,12 +265,6 @@ def _attends(run: TrainingRun, by_op: dict[str, Column]) -> bool:
     of_matmul = run.recording.naming(*_MATMULS)[saved.op]
     softmax = np.concatenate([sizes[sizes > 0] for op, sizes in by_op.items() if _SOFTMAX in op] or [bytes_[:0]])
     return bool(np.isin(bytes_[of_matmul], [*softmax, *(softmax // 2)]).any())
-
-
-def _shapes(run: TrainingRun, sizes: Column) -> list[tuple[int, ...]]:
-    """The known shapes of the tensors that have ``sizes``."""
-    texts = {run.text(shape) for shape in np.unique(run.analysis.tensors.shape[sizes > 0]).tolist()}
-    return [shape for text in sorted(texts) if (shape := shape_of(text)) is not None]
 
 
 def _has_a_kernel(run: TrainingRun, kind: _OpKind, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:

@@ -290,15 +290,19 @@ def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -
     return bool(ooms)
 
 
-def show_tables(recording: Path, named: Path, audience: Audience) -> None:
-    """Show the tables of ``recording``, whose name on the command line is ``named``."""
+def show_tables(recording: Path, named: Path, audience: Audience, *, short: bool = False) -> None:
+    """Show the tables of ``recording``, whose name on the command line is ``named``.
+
+    ``short`` says that memory ran out, which has a report of its own.
+    """
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.layout import layout_for
+    from ampmem.reporters.text.out_of_memory import render_out_of_memory
     from ampmem.reporters.text.table import render_reports
 
-    report = replace(report_of(recording), file=str(named))
-    audience.show(render_reports([report], layout=layout_for(audience.screen)))
-    if line := _cheaper(report.summary):
+    report, layout = replace(report_of(recording), file=str(named)), layout_for(audience.screen)
+    audience.show(render_out_of_memory(report.summary, layout) if short else render_reports([report], layout=layout))
+    if not short and (line := _cheaper(report.summary)):
         audience.say(line)
 
 
@@ -321,15 +325,6 @@ def _cheaper(summary: Summary) -> str:
         "recording made these steps slower: ampmem extension compiles once, in half a minute, and then a recorded step "
         f"of a small model takes {compiled} times its plain time, not {now} (ampmem docs 'the c++ extension')"
     )
-
-
-def show_shortage(recording: Path, _: Path, audience: Audience) -> None:
-    """Show the out-of-memory report of the run."""
-    from ampmem.cli.show import report_of
-    from ampmem.reporters.text.layout import layout_for
-    from ampmem.reporters.text.out_of_memory import render_out_of_memory
-
-    audience.show(render_out_of_memory(report_of(recording).summary, layout_for(audience.screen)))
 
 
 def _times(count: int) -> str:

@@ -237,7 +237,8 @@ def _watched_frames(watcher: Compiling, suppressed: list[None], original: Callab
         recurrent, breaks, errors = _recurrent(), watcher.breaks.total(), len(suppressed)
         try:
             # Dynamo itself traces without modes, except inside of DistributedDataParallel.
-            with without_modes() if _is_inside_ddp() else nullcontext():
+            inside = torch.distributed.is_available() and DistributedDataParallel._get_active_ddp_module() is not None
+            with without_modes() if inside else nullcontext():
                 found = original(wrapper, frame, *rest)
         except Exception as error:
             raise _cause_of(error, watcher) from None
@@ -265,10 +266,6 @@ def _recurrent() -> int:
     """How much code dynamo has left uncompiled because it calls a recurrent layer, as it does on every device."""
     reasons = torch._dynamo.utils.counters["unimplemented"]
     return sum(times for reason, times in reasons.items() if reason.startswith(_RECURRENT))
-
-
-def _is_inside_ddp() -> bool:
-    return torch.distributed.is_available() and DistributedDataParallel._get_active_ddp_module() is not None
 
 
 def _cause_of(error: Exception, watcher: Compiling) -> Exception:
