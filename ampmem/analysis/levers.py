@@ -58,8 +58,7 @@ def _levers(history: MemoryHistory, tensors: Tensors, position: int, alive: Mask
     inside = sum(kept_inside(history, blocks, activations, int(recording.ooms[-1].time_ns)))
     patterns = ",".join(dict.fromkeys(map(of_all_layers, blocks)))
     yield Lever(change=f"recompute {len(blocks)} blocks", option=f"--force-checkpoint '{patterns}'", bytes=inside)
-    kept = _bytes(history, activations)
-    yield Lever(change="offload saved tensors to the CPU", option="--force-offload", bytes=kept)
+    yield Lever(change="offload saved tensors to the CPU", option="--force-offload", bytes=_bytes(history, activations))
     autocast = recording.precision.name in AUTOCAST_PRECISIONS
     if not autocast:  # where it is on, the finding fp32-activations has the loss
         loss = _bytes(history, alive & recording.naming(*_OF_THE_LOSS)[lifetimes.op])

@@ -616,8 +616,7 @@ class _Proving:
             steps=PROOF_STEPS,
             skip=0,
             stacks=False,
-            # cpu in place of cuda, as an argument or as a value after ``=``
-            arguments=tuple(re.sub(r"(?a)(^|=)cuda(:\d+)?$", r"\1cpu", each) for each in script.arguments),
+            arguments=_on_cpu(script.arguments),
         )
         self._folder, self._progress = folder, progress
         self._made: dict[tuple[Forced, bool], tuple[Path, str | None]] = {}
@@ -667,3 +666,8 @@ class _Proving:
         recording.unlink(missing_ok=True)
         self._progress.stay(f"on the CPU: {name}: {ended.failure or 'done'}")
         return ended.failure
+
+
+def _on_cpu(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """The script's ``arguments`` with cpu in place of cuda, as an argument or as a value after ``=``."""
+    return tuple(re.sub(r"(?a)(^|=)cuda(:\d+)?$", r"\1cpu", argument) for argument in arguments)

@@ -135,7 +135,8 @@ OVER = """() => {
   const boxes = (selector) => [...document.querySelectorAll(selector)].map((each) => each.getBoundingClientRect());
   const [names, marks] = [boxes("#chart .annotation-text"), boxes("#chart .scatterlayer .point")];
   const texts = [...document.querySelectorAll("#chart .annotation-text")].map((each) => each.textContent);
-  const meet = (one, two) => one.left < two.right && two.left < one.right && one.top < two.bottom && two.top < one.bottom;
+  const before = (one, two) => one.left < two.right && one.top < two.bottom;
+  const meet = (one, two) => before(one, two) && before(two, one);
   return [names.length, marks.length, texts.filter((_, i) => marks.some((mark) => meet(names[i], mark)))];
 }"""
 """How many texts and marks are in the picture, and which of the texts lie over a mark."""
