@@ -72,8 +72,7 @@ def _levers(history: MemoryHistory, tensors: Tensors, position: int, alive: Mask
     copies = _bytes(history, alive & classes.of(Category.CAST_COPIES))
     yield Lever(change="put weights in bfloat16, no autocast", option="--precision bf16", bytes=halved + copies)
     if not autocast:
-        half = _bytes(history, float32 & activations) // 2
-        yield Lever(change="use autocast", option="--precision amp", bytes=half)
+        yield Lever(change="use autocast", option="--precision amp", bytes=_bytes(history, float32 & activations) // 2)
 
 
 def _bytes(history: MemoryHistory, mine: Mask) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from ampmem.allocator.gpus import DEFAULT_GPU, GpuSpec, gpu_to_simulate
 from ampmem.analysis.fine_tuning import EstimateCell, Method, Training, estimate_schema, next_runs
 from ampmem.analysis.fine_tuning import estimate as estimate_of
-from ampmem.analysis.fit import Points, Vary
+from ampmem.analysis.fit import Vary
 from ampmem.cli.estimate_script import SHAPES, configuration, imports_of, require, script_text, tokens
 from ampmem.cli.fit import RunPlan, VariedArguments, run_points
 from ampmem.cli.options import ScriptOptions, gpu_option, layout_option, schema_option
@@ -163,9 +163,7 @@ def estimate(
         write_text(write, text, force=force)
         say_written(write)
 
-    def due(points: Mapping[EstimateCell, Points]) -> list[tuple[EstimateCell, int]]:
-        return next_runs(points, batch, device.total_memory)
-
+    due = partial(next_runs, batch=batch, total=device.total_memory)
     with TemporaryDirectory(prefix="ampmem-estimate-") as folder:
         path = Path(folder) / "train.py"
         path.write_text(text, encoding="utf-8")

@@ -264,9 +264,8 @@ def predicted(simulation: Simulation, failed: FailureRecord | None) -> str:
     from ampmem.reporters.text.estimate import prediction_headline
 
     record, failure = simulation.end()
-    return prediction_headline(
-        prediction_of(record, stopped=until(failed)), simulation.device.gpu.name, failure=failure
-    )
+    found = prediction_of(record, stopped=until(failed))
+    return prediction_headline(found, simulation.device.gpu.name, failure=failure)
 
 
 def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -> bool:
