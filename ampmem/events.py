@@ -515,6 +515,10 @@ class Recording(Shown):
         failure = self.run.failure
         return tuple(note for note in self.notes if failure is None or note != failure.note)
 
+    def naming(self, *names: str) -> NDArray[np.bool_]:
+        """For each of the texts, whether it is one of ``names``."""
+        return np.array([text in names for text in self.texts], dtype=np.bool_)
+
     def _in_short(self) -> str:
         run, precision = self.run, (self.precision.name, self.precision.dtype)
         said = in_short(run.source, run.device_name, precision, len(self.steps), (run.rank, run.world_size))

@@ -88,13 +88,31 @@ class Terminal:
         """Print one line, which begins with ampmem's name; on a screen it is :meth:`broken`, below an open line."""
         self.write(self.line_start() + "\n".join(self.broken(f"ampmem: {printable(message)}")) + "\n")
 
+    def say_above(self, message: str) -> None:
+        """Print one line above that of the cursor, so that the script's own line goes on in one piece.
+
+        So does ``tqdm.write`` with a bar. Without a screen the line is printed as by :meth:`say`.
+        """
+        if not self._drawn_columns():
+            self.say(message)
+            return
+        # The screen scrolls first, as inserted lines push the lowest ones out of it. ESC D goes down in its column,
+        # which a newline does not; ESC 7 and 8 keep the place of the cursor.
+        lines = self.broken(f"ampmem: {printable(message)}")
+        count = len(lines)
+        room = "\x1bD" * count + f"\x1b[{count}A\x1b7\r\x1b[{count}L"
+        self.write(room + "\r\n".join(lines) + f"\x1b8\x1b[{count}B")
+
     def line_start(self) -> str:
         """What moves the cursor to an empty line, below a line of the script's that has no end yet.
 
         Spaces for a whole line stay in an empty line, and run over into the next line from anywhere else.
         """
-        columns = 0 if os.environ.get("TERM") == "dumb" else self._columns()
-        return f"{' ' * columns}\r\x1b[K" if columns else ""
+        return f"{' ' * columns}\r\x1b[K" if (columns := self._drawn_columns()) else ""
+
+    def _drawn_columns(self) -> int:
+        """The width of a screen on which the cursor can be moved; else 0."""
+        return 0 if os.environ.get("TERM") == "dumb" else self._columns()
 
     def broken(self, line: str) -> list[str]:
         """``line`` as lines that fit the screen; a single one elsewhere."""
@@ -205,6 +223,12 @@ def open_output(path: Path, *, force: bool) -> Iterator[TextIO]:
         return
     with replaced_file(path, force=force) as half, half.open("x", encoding="utf-8") as stream:
         yield stream
+
+
+def write_text(path: Path, text: str, *, force: bool) -> None:
+    """Write ``text`` to ``path`` as :func:`open_output` does."""
+    with open_output(path, force=force) as stream:
+        stream.write(text)
 
 
 @contextmanager

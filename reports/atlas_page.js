@@ -8,6 +8,8 @@ const COLOUR = "#3958d1";
 /** A family with fewer models has no picture of its own. */
 const LEAST = 3;
 const PANEL_HEIGHT = 300;
+/** On a narrower page there is less room for words. */
+const NARROW = 500;
 /** Above and below a picture, and for the names beside it, in pixels. */
 const PANEL_FREE = 84;
 const NAMES_WIDTH = 165;
@@ -27,7 +29,7 @@ function make(tag, text, className) {
 }
 
 function table(heads, rows, numbersFrom) {
-  const made = make("table");
+  const made = make("table", "", "stacked");
   const classOf = (i) => (i >= numbersFrom ? "n" : "");
   const head = made.createTHead().insertRow();
   heads.forEach((text, i) => {
@@ -38,7 +40,12 @@ function table(heads, rows, numbersFrom) {
   const body = made.createTBody();
   for (const row of rows) {
     const line = body.insertRow();
-    row.forEach((text, i) => line.append(make("td", text, classOf(i))));
+    row.forEach((text, i) => {
+      const cell = make(i ? "td" : "th", text, classOf(i));
+      if (i) cell.dataset.head = heads[i];
+      else cell.scope = "row";
+      line.append(cell);
+    });
   }
   return made;
 }
@@ -225,14 +232,15 @@ function endsTraces(lines, grid) {
 
 function endsLayout(lines, width, theme) {
   const { xaxis, yaxis, grid, dim, ink, ...rest } = layoutOf(lines, width, theme);
+  const title = width < NARROW ? "saved, %" : "saved share of FP32's peak, % (the dotted line: half)";
   const half = { type: "line", x0: 50, x1: 50, yref: "paper", y0: 0, y1: 1, line: { color: yaxis.zerolinecolor, width: 1.5, dash: "dot" } };
   return {
     ...rest,
     height: 110 + ROW_HEIGHT * lines.length,
-    margin: { l: 190, r: 16, t: 36, b: 48 },
+    margin: { l: width < NARROW ? 150 : 190, r: 16, t: 36, b: 48 },
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
     shapes: [half],
-    xaxis: { ...yaxis, title: { text: "saved share of FP32's peak, % (the dotted line: half)" } },
+    xaxis: { ...yaxis, title: { text: title } },
     yaxis: { gridcolor: xaxis.gridcolor, fixedrange: true, type: "category", dtick: 1, range: [-0.7, lines.length - 0.3] },
   };
 }
@@ -241,7 +249,7 @@ function layoutOf(lines, width, theme) {
   const dark = theme === "dark";
   const [ink, grid, dim] = dark ? ["#eef2f8", "#2b3441", "#465264"] : ["#17202e", "#e3e7ee", "#c3cad6"];
   const batches = [...new Set(lines.flatMap((line) => line.batches))].sort((a, b) => a - b);
-  const ticks = batches.filter((_, i) => i % 4 === 0);
+  const ticks = batches.filter((_, i) => i % (width < NARROW ? 8 : 4) === 0);
   const axis = { gridcolor: grid, zerolinecolor: ink, zerolinewidth: 1.5, fixedrange: true, tickangle: 0 };
   return {
     ink,

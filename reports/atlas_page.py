@@ -35,13 +35,17 @@ STYLE = """
 .across { overflow-x: auto; }
 .across td { white-space: nowrap; }
 @media print { .card .selectors { display: none; } }
-#emulated td:last-child { white-space: normal; min-width: 20rem; }
+#emulated td:last-child { white-space: normal; }
 #lines th, #lines td:not(.n), #lines td:last-child { white-space: normal; }
-#lines td:last-child, #lines th:last-child { text-align: left; min-width: 9rem; }
+#lines td:last-child, #lines th:last-child { text-align: left; padding-left: 14px; }
+@media (min-width: 701px) { #emulated td:last-child { min-width: 20rem; }
+  #lines td:last-child, #lines th:last-child { min-width: 9rem; } }
 #lines td, #lines th { padding-right: 10px; }
 .across td, .across th { padding-right: 18px; }
-.across th { vertical-align: bottom; }
+.across thead th { vertical-align: bottom; }
 td.n, th.n { text-align: right; }
+@media (max-width: 700px) { .across .stacked tr { grid-template-columns: minmax(0, 1fr); }
+  .across .stacked td { padding: 0 !important; text-align: left; } .across .stacked td::before { max-width: 60%; } }
 code { font-family: var(--mono); font-size: 12.5px; overflow-wrap: anywhere; }
 """
 """What the page has beside the style of ampmem's other pages."""
@@ -71,11 +75,14 @@ def summary_table(points: Sequence[Point]) -> str:
     head = "".join(f"<th scope=col{' class=n' if at else ''}>{escape(each)}</th>" for at, each in enumerate(heads))
     lines = "".join(
         f"<tr><th scope=row>{escape(name)}</th>"
-        + "".join(f"<td class=n>{escape(each)}</td>" for each in cells)
+        + "".join(
+            f'<td class=n data-head="{escape(of)}">{escape(each)}</td>'
+            for of, each in zip(heads[1:], cells, strict=True)
+        )
         + "</tr>"
         for name, *cells in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return f"<table class=stacked><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
 
 
 def made_with(points: Sequence[Point], about: Mapping[str, Any]) -> str:

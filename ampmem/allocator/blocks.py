@@ -293,7 +293,7 @@ UNLIMITED = 1 << 44
 """Stands for the device's memory in bytes if none is given: more than any device has."""
 
 
-class Call(StrEnum):
+class CallKind(StrEnum):
     """The allocator's calls to the driver, in the words of a torch snapshot's trace."""
 
     SEGMENT_ALLOC = "segment_alloc"
@@ -306,7 +306,7 @@ class Call(StrEnum):
 class DriverCall:
     """One successful call to the driver."""
 
-    call: Call
+    call: CallKind
     address: int
     size: int
     stream: int
@@ -342,17 +342,17 @@ class Driver:
         if size > self.free:
             return None
         address = self.reserve_addresses(size) if self._source is None else self._source(size)
-        self._note(Call.SEGMENT_ALLOC, address, size, stream)
+        self._note(CallKind.SEGMENT_ALLOC, address, size, stream)
         return address
 
     def map(self, address: int, size: int, stream: int) -> bool:
         """Map memory to addresses (``cuMemCreate`` and ``cuMemMap``); ``False`` if there is not enough."""
         if size > self.free:
             return False
-        self._note(Call.SEGMENT_MAP, address, size, stream)
+        self._note(CallKind.SEGMENT_MAP, address, size, stream)
         return True
 
-    def give_back(self, call: Call, address: int, size: int, stream: int) -> None:
+    def give_back(self, call: CallKind, address: int, size: int, stream: int) -> None:
         """Return memory to the device (``cudaFree`` or ``cuMemUnmap``)."""
         self._note(call, address, size, stream)
 
@@ -362,8 +362,8 @@ class Driver:
         self._next += round_up(size, SMALL_BUFFER)
         return address
 
-    def _note(self, call: Call, address: int, size: int, stream: int) -> None:
-        self.in_use += size if call in (Call.SEGMENT_ALLOC, Call.SEGMENT_MAP) else -size
+    def _note(self, call: CallKind, address: int, size: int, stream: int) -> None:
+        self.in_use += size if call in (CallKind.SEGMENT_ALLOC, CallKind.SEGMENT_MAP) else -size
         made = DriverCall(call=call, address=address, size=size, stream=stream)
         self.calls.append(made)
         if self.observer is not None:

@@ -17,7 +17,7 @@ from ampmem.allocator.blocks import (
     AddressSource,
     Block,
     BlockPool,
-    Call,
+    CallKind,
     Driver,
     Segment,
     SnapshotSegment,
@@ -234,7 +234,7 @@ def unmap_block(state: State, block: Block) -> None:
         pool.insert(block.splice_after(end - begin))
     pool.insert_unmapped(_merge(block, UNMAPPED, pool.erase_unmapped))
     state.counters.remove_reserved(end - begin)
-    state.driver.give_back(Call.SEGMENT_UNMAP, begin, end - begin, segment.stream)
+    state.driver.give_back(CallKind.SEGMENT_UNMAP, begin, end - begin, segment.stream)
     if not segment.has_memory():  # (``release_expandable_segment``)
         pool.erase_unmapped(segment.first)
         del state.segments[segment.address]
@@ -254,7 +254,7 @@ def release_block(state: State, block: Block) -> None:
     limit = state.settings.max_split_size
     if limit is not None and block.size >= limit:
         state.counters.oversize_segments -= 1
-    state.driver.give_back(Call.SEGMENT_FREE, block.address, block.size, segment.stream)
+    state.driver.give_back(CallKind.SEGMENT_FREE, block.address, block.size, segment.stream)
 
 
 def release_blocks(state: State, pool: BlockPool) -> None:

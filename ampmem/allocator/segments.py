@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ampmem.allocator.blocks import Call, SnapshotSegment
+from ampmem.allocator.blocks import CallKind, SnapshotSegment
 from ampmem.allocator.settings import SMALL_BUFFER
 from ampmem.events import SegmentAction, SegmentColumns
 
@@ -32,17 +32,17 @@ class Extent(NamedTuple):
 
 
 RESERVING = {
-    Call.SEGMENT_ALLOC.value: True,
-    Call.SEGMENT_MAP.value: True,
-    Call.SEGMENT_FREE.value: False,
-    Call.SEGMENT_UNMAP.value: False,
+    CallKind.SEGMENT_ALLOC.value: True,
+    CallKind.SEGMENT_MAP.value: True,
+    CallKind.SEGMENT_FREE.value: False,
+    CallKind.SEGMENT_UNMAP.value: False,
 }
 """Actions of a torch trace on segments, and whether each reserves memory."""
 
 
 def extent_of_call(call: str, address: int, size: int, stream: int) -> Extent:
     """The extent of a call to the driver. The size of an unmapped range does not show its pool."""
-    return Extent(address, size, stream, size == SMALL_BUFFER, call in (Call.SEGMENT_MAP, Call.SEGMENT_UNMAP))
+    return Extent(address, size, stream, size == SMALL_BUFFER, call in (CallKind.SEGMENT_MAP, CallKind.SEGMENT_UNMAP))
 
 
 def extents_of(segments: Iterable[SnapshotSegment]) -> list[Extent]:

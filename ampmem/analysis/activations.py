@@ -184,7 +184,7 @@ def saved_as(history: MemoryHistory) -> Saved:
             op[facts.allocation[rows]] = facts.name[rows]
     texts = history.recording.texts
     ours = np.array([_is_library(text) for text in texts], dtype=np.bool_)
-    in_bytes = np.array([text == "uint8" for text in texts], dtype=np.bool_)
+    in_bytes = history.recording.naming("uint8")
     return Saved(op=op, dtype=dtype, workspace=ours[op] & in_bytes[dtype])
 
 

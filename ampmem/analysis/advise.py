@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated
 
-from ampmem.analysis.analyse import analyse
+from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.blocks import Blocks, blocks_of
 from ampmem.analysis.changes import CHANGES, MEMORY_BUDGETS, Combined, Script, Trial, alone, changes_in, computing
 from ampmem.analysis.findings.base import TrainingRun
@@ -35,13 +35,12 @@ Trials = Mapping[Forced, Trial]
 """The runs so far, by their changes; the first run is of the unchanged script."""
 
 
-def changeable_script(recording: Recording, module_flops: Mapping[str, int] = MappingProxyType({})) -> Script:
+def changeable_script(analysis: Analysis, module_flops: Mapping[str, int] = MappingProxyType({})) -> Script:
     """The properties of the recorded script that decide which changes are tried.
 
     ``module_flops`` are FLOPs by module, as :func:`blocks_of` takes them.
     """
-    analysis = analyse(recording)
-    run = TrainingRun(analysis=analysis)
+    run, recording = TrainingRun(analysis=analysis), analysis.recording
     several = recording.run.world_size > 1
     sharded = any(parameter.global_elements is not None for parameter in recording.parameters)
     compiles = trains_compiled(recording.texts)
@@ -76,9 +75,9 @@ def _profiled(recording: Recording) -> str:
     return rest_of_command(recording, *gpu) or ""
 
 
-def needed_at_least(recording: Recording) -> int | None:
+def needed_at_least(analysis: Analysis) -> int | None:
     """The bytes that were alive when memory ran out, and the request that failed; ``None`` if it did not."""
-    failed = analyse(recording).failed_request
+    failed = analysis.failed_request
     return None if failed is None else sum(failed.alive.values()) + failed.asked
 
 

@@ -14,7 +14,7 @@ from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.jsonable import like
 from ampmem.analysis.largest import Held
 from ampmem.analysis.out_of_memory import FailedRequest
-from ampmem.analysis.summary import Measured, OutsidePeak, Peak, PeakPlace, Step, Summary, WholePeak
+from ampmem.analysis.summary import MeasuredPeak, OutsidePeak, Peak, PeakPlace, Step, Summary, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PhaseName
 from ampmem.names import ran_on
@@ -39,7 +39,7 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakOf(Measured):
+class PeakOf(MeasuredPeak):
     """The peak of one recording, in the compared step.
 
     ``phase`` is the phase of the peak; ``op`` and ``module`` are those of the alloc that reached it, where known.
@@ -55,7 +55,7 @@ class PeakOf(Measured):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class CategoryChange:
     """The bytes of a category at two instants."""
 
     category: Category
@@ -83,12 +83,12 @@ class Answer:
 
     baseline: PeakOf
     mixed: PeakOf
-    changes: tuple[Change, ...]
-    unchanged: tuple[Change, ...]
+    changes: tuple[CategoryChange, ...]
+    unchanged: tuple[CategoryChange, ...]
     forward: tuple[int, int] | None
-    forward_changes: tuple[Change, ...]
-    forward_unchanged: tuple[Change, ...]
-    activations: Change | None
+    forward_changes: tuple[CategoryChange, ...]
+    forward_unchanged: tuple[CategoryChange, ...]
+    activations: CategoryChange | None
     groups: tuple[PlainGroup, ...]
     without_cache: PeakOf | None
     in_bfloat16: PeakOf | None
@@ -312,18 +312,18 @@ def _peak(column: Compared) -> PeakOf | None:
     return None if column.ended_step is None else like(PeakOf, column.ended_step.peak, label=column.entry.label)
 
 
-def _changes(full: Compared, low: Compared, mark: Mark) -> tuple[Change, ...]:
+def _changes(full: Compared, low: Compared, mark: Mark) -> tuple[CategoryChange, ...]:
     before, after = full.live(mark), low.live(mark)
     if before is None or after is None:
         return ()
-    return tuple(Change(category=each, before=before[each], after=after[each]) for each in CATEGORIES)
+    return tuple(CategoryChange(category=each, before=before[each], after=after[each]) for each in CATEGORIES)
 
 
-def _differing(changes: Sequence[Change]) -> tuple[Change, ...]:
+def _differing(changes: Sequence[CategoryChange]) -> tuple[CategoryChange, ...]:
     return tuple(sorted((item for item in changes if item.difference), key=lambda item: -abs(item.difference)))
 
 
-def _alike(changes: Sequence[Change]) -> tuple[Change, ...]:
+def _alike(changes: Sequence[CategoryChange]) -> tuple[CategoryChange, ...]:
     return tuple(item for item in changes if item.before and not item.difference)
 
 
@@ -342,7 +342,7 @@ _WORTH_SAYING = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _ComparedRun:
     """One recording and its compared step."""
 
     label: str
@@ -404,19 +404,19 @@ def _judged_findings(comparison: Comparison, index: int, findings: tuple[Finding
     return found
 
 
-def _compared_run(comparison: Comparison, index: int) -> _Run | None:
+def _compared_run(comparison: Comparison, index: int) -> _ComparedRun | None:
     """The recording at ``index`` with its compared step; ``None`` if that step did not end."""
     column = comparison.columns[index]
     entry, step = column.entry, column.ended_step
     if entry.summary is None or step is None:
         return None
-    return _Run(label=entry.label, summary=entry.summary, step=step, break_even=column.break_even)
+    return _ComparedRun(label=entry.label, summary=entry.summary, step=step, break_even=column.break_even)
 
 
-_Judge = Callable[[Finding, _Run, _Run], Finding | None]
+_Judge = Callable[[Finding, _ComparedRun, _ComparedRun], Finding | None]
 
 
-def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
+def _autocast(finding: Finding, mine: _ComparedRun, full: _ComparedRun) -> Finding | None:
     """The finding that autocast (``mine``) saves nothing, or costs memory, compared with the FP32 run ``full``.
 
     ``None`` if autocast saves memory, which the verdict says already.
@@ -442,7 +442,7 @@ def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
     )
 
 
-def _change_measured(mine: _Run, full: _Run) -> str:
+def _change_measured(mine: _ComparedRun, full: _ComparedRun) -> str:
     """The advice for a run under autocast that saves nothing, by the phase of its peak."""
     if mine.step.peak.phase == "optimizer":
         return (
@@ -466,7 +466,7 @@ def _change_measured(mine: _Run, full: _Run) -> str:
     return f"{larger}; or keep FP32 if memory is the reason for AMP"
 
 
-def _forward(mine: _Run, full: _Run) -> list[str]:
+def _forward(mine: _ComparedRun, full: _ComparedRun) -> list[str]:
     """The cast copies and the activations of both runs at the end of forward, where all of them are alive."""
     after, before = mine.step.marks.after_forward, full.step.marks.after_forward
     if after is None or before is None:
@@ -478,7 +478,7 @@ def _forward(mine: _Run, full: _Run) -> list[str]:
     return lines
 
 
-def _cheaper(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
+def _cheaper(finding: Finding, mine: _ComparedRun, other: _ComparedRun) -> Finding | None:
     """``finding`` with the saving that the run ``other``, with the cache switched the other way, has measured.
 
     It stays advice only if the other run's peak is lower; ``None`` if that run's cast copies take no less.
@@ -500,7 +500,7 @@ def _cheaper(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     )
 
 
-def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
+def _cache_pays(finding: Finding, mine: _ComparedRun, other: _ComparedRun) -> Finding | None:
     """``finding`` with the bytes that the run without autocast's cache (``other``) takes more; ``None`` if none."""
     cost, copies = other.peak - mine.peak, other.casts - mine.casts
     if copies <= 0:
@@ -513,7 +513,7 @@ def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     return replace(finding, message=message, bytes=copies)
 
 
-def _widens(finding: Finding, mine: _Run, without: _Run) -> Finding | None:
+def _widens(finding: Finding, mine: _ComparedRun, without: _ComparedRun) -> Finding | None:
     """What autocast costs a model in 16 bits; ``None`` where it costs nothing."""
     more = mine.peak - without.peak
     change = f"leave autocast out: the peak of {without.label} is lower by that (measured)"

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from ampmem.analysis.jsonable import Name, Signed, like
 from ampmem.events import PredictionRecord, Recording, TermsRecord
+from ampmem.failure import FailureRecord
 from ampmem.names import CUDNN_TRIALS
 
 
@@ -161,8 +162,12 @@ class Prediction:
         return self.at_peak_reserved.total - self.at_peak_reserved.reserved + self.least_reserved
 
 
-STOPPED = "up to where the script failed"
 _NOT_ENDED = "up to where its recording breaks off"
+
+
+def until(failure: FailureRecord | None) -> str:
+    """How far a run with this ``failure`` was seen; empty without one."""
+    return "" if failure is None else f"up to where the script {'was interrupted' if failure.interrupted else 'failed'}"
 
 
 def prediction_in(recording: Recording) -> Prediction | None:
@@ -170,7 +175,7 @@ def prediction_in(recording: Recording) -> Prediction | None:
     if recording.prediction is None:
         return None
     stopped = _NOT_ENDED if recording.ended is False else ""
-    return prediction_of(recording.prediction, stopped=STOPPED if recording.run.failure is not None else stopped)
+    return prediction_of(recording.prediction, stopped=until(recording.run.failure) or stopped)
 
 
 def prediction_of(record: PredictionRecord, *, stopped: str = "") -> Prediction:

@@ -31,7 +31,7 @@ class Method(StrEnum):
     """Such adapters beside linear layers with weights of 8 bits."""
 
 
-class Cell(NamedTuple):
+class EstimateCell(NamedTuple):
     """A method in a precision; ``roomy`` on a GPU with enough memory for it."""
 
     method: Method
@@ -51,7 +51,7 @@ _NEAR = 16
 """The search ends when the smallest batch that does not fit is larger by at most this part of the largest that fits."""
 
 
-def next_runs(points: Mapping[Cell, Points], batch: int, total: int) -> list[tuple[Cell, int]]:
+def next_runs(points: Mapping[EstimateCell, Points], batch: int, total: int) -> list[tuple[EstimateCell, int]]:
     """The cells and batches to run next: ``batch`` first, then the search for the largest that fits in ``total`` bytes.
 
     If ``batch`` does not fit, it also runs where there is enough memory, so that its peak is known.
@@ -135,7 +135,7 @@ def estimate_schema() -> dict[str, Json]:
 
 
 def estimate(
-    points: Mapping[Cell, Points], training: Training, *, gpu: str, total: int, notes: tuple[str, ...]
+    points: Mapping[EstimateCell, Points], training: Training, *, gpu: str, total: int, notes: tuple[str, ...]
 ) -> Estimate:
     """The result of these runs on a GPU of ``total`` bytes; a cell whose asked batch was not run is left out."""
     batch = training.batch
@@ -153,7 +153,7 @@ def estimate(
     )
 
 
-def _estimated(cell: Cell, points: Mapping[Cell, Points], batch: int) -> Estimated:
+def _estimated(cell: EstimateCell, points: Mapping[EstimateCell, Points], batch: int) -> Estimated:
     (fit,) = precision_fits({cell.precision: points[cell]})
     (asked,) = (point for point in fit.points if point.value == batch)
     roomy = points.get(cell._replace(roomy=True), {})

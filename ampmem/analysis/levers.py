@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from ampmem.analysis.blocks import kept_inside, names_of_blocks
 from ampmem.analysis.jsonable import Positive
 from ampmem.analysis.timeline.categories import Category
@@ -21,7 +19,7 @@ LOSS_CHUNKS = 8
 _SHARE = 0.05
 """The least share of the live bytes that is worth a line."""
 _LEAST_BYTES = 1 << 20
-_OF_THE_LOSS = ("_log_softmax", "NllLossBackward0")
+_OF_THE_LOSS = ("aten::_log_softmax", "_log_softmax", "NllLossBackward0")
 _HALVED = (
     Category.PARAMETERS,
     Category.GRADIENTS,
@@ -60,24 +58,21 @@ def _levers(history: MemoryHistory, tensors: Tensors, position: int, alive: Mask
     inside = sum(kept_inside(history, blocks, activations, int(recording.ooms[-1].time_ns)))
     patterns = ",".join(dict.fromkeys(map(of_all_layers, blocks)))
     yield Lever(change=f"recompute {len(blocks)} blocks", option=f"--force-checkpoint '{patterns}'", bytes=inside)
-    kept = _bytes(history, activations)
-    yield Lever(change="offload saved tensors to the CPU", option="--force-offload", bytes=kept)
+    yield Lever(change="offload saved tensors to the CPU", option="--force-offload", bytes=_bytes(history, activations))
     autocast = recording.precision.name in AUTOCAST_PRECISIONS
     if not autocast:  # where it is on, the finding fp32-activations has the loss
-        ops = [text.removeprefix("aten::") in _OF_THE_LOSS for text in recording.texts]
-        loss = _bytes(history, alive & np.array(ops, dtype=np.bool_)[lifetimes.op])
+        loss = _bytes(history, alive & recording.naming(*_OF_THE_LOSS)[lifetimes.op])
         chunked = loss - loss // LOSS_CHUNKS
         option = f"--force-chunked-loss {LOSS_CHUNKS}"
         yield Lever(change=f"compute the loss in {LOSS_CHUNKS} chunks", option=option, bytes=chunked)
     if not any(record.dtype == "float32" for record in recording.parameters):
         return
-    float32 = alive & np.array([text in ("", "float32") for text in recording.texts], dtype=np.bool_)[tensors.dtype]
+    float32 = alive & recording.naming("", "float32")[tensors.dtype]
     halved = sum(_bytes(history, float32 & classes.of(category)) for category in _HALVED) // 2
     copies = _bytes(history, alive & classes.of(Category.CAST_COPIES))
     yield Lever(change="put weights in bfloat16, no autocast", option="--precision bf16", bytes=halved + copies)
     if not autocast:
-        half = _bytes(history, float32 & activations) // 2
-        yield Lever(change="use autocast", option="--precision amp", bytes=half)
+        yield Lever(change="use autocast", option="--precision amp", bytes=_bytes(history, float32 & activations) // 2)
 
 
 def _bytes(history: MemoryHistory, mine: Mask) -> int:

@@ -84,6 +84,11 @@ class Option:
     change: str
     finding: str | None = None
 
+    @property
+    def for_any_script(self) -> bool:
+        """Whether it is advice for any script, which nothing in this run suggests more than in others."""
+        return self.change in (_LARGEST[Category.ACTIVATIONS], _OTHERWISE, _IN_SETUP, _MODEL)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToCome:

@@ -60,7 +60,7 @@ def _fused_loss(run: TrainingRun) -> Iterator[Suggestion]:
     lifetimes, shapes = analysis.lifetimes, [shape_of(text) for text in run.recording.texts]
     ops = [text.removeprefix("aten::") for text in run.recording.texts]
     step = (lifetimes.step == run.peak_index) & (lifetimes.phase == Phase.FORWARD)
-    softmax = step & np.array([op == "_log_softmax" for op in ops], dtype=np.bool_)[lifetimes.op]
+    softmax = step & run.recording.naming("aten::_log_softmax", "_log_softmax")[lifetimes.op]
     largest = max(np.flatnonzero(softmax).tolist(), key=lambda each: int(lifetimes.bytes[each]), default=None)
     shape = None if largest is None else shapes[analysis.tensors.shape[largest]]
     if shape is None or len(shape) != 2:

@@ -86,7 +86,7 @@ class Marks:
     after_optimizer: Breakdown | None
 
 
-class Measured:
+class MeasuredPeak:
     """A peak that may have been measured in two ways."""
 
     __slots__ = ()
@@ -100,7 +100,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak(Measured):
+class Peak(MeasuredPeak):
     """The peak of a step: the instant with the most bytes allocated, or on the CPU requested.
 
     ``temporaries_by_phase`` splits the temporaries by phase of birth, ``communication_by_part`` the communication by

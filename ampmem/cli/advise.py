@@ -45,6 +45,7 @@ from ampmem.analysis.advise import (
     why_unproven,
 )
 from ampmem.analysis.advised import KIND, EndedRun, identity_in, run_in
+from ampmem.analysis.analyse import analyse
 from ampmem.analysis.changes import CHANGES, Loop, Script, Trial
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.jsonable import Json, like, plain
@@ -311,7 +312,9 @@ class _Search:
                 self._of_ranks[part] = ended
                 self._note_if_ended(part[0], progress)
                 if NOTHING_FORCED in self.trials:
-                    self._delete_recordings_but({NOTHING_FORCED, ranked(self.trials, budget)[0]} if keep else set())
+                    kept = {NOTHING_FORCED, ranked(self.trials, budget)[0]} if keep else set()
+                    for each in self.recordings.keys() - kept:
+                        self.recordings.pop(each).unlink(missing_ok=True)
 
             run_at_once(self._jobs, parts, partial(self._make, progress, forking), note_part)
 
@@ -332,11 +335,6 @@ class _Search:
         """The runs to repeat for their recordings: the file of ``--resume`` has only their results."""
         wanted = dict.fromkeys((NOTHING_FORCED, ranked(self.trials, budget)[0]))
         return [each for each in wanted if each not in self.recordings and self.trials[each].failure is None]
-
-    def _delete_recordings_but(self, wanted: set[Forced]) -> None:
-        """Delete the recordings of all runs that are not ``wanted``."""
-        for forced in [each for each in self.recordings if each not in wanted]:
-            self.recordings.pop(forced).unlink(missing_ok=True)
 
     def _due(self, allowed: frozenset[str], budget: int | None, progress: _Progress) -> list[Forced]:
         """The changes to run now; changes that need no run are settled first."""
@@ -454,8 +452,9 @@ class _Search:
             recording = read(path)
             script, trial = None, Trial(memory=None)
             if forced == NOTHING_FORCED:
-                script = replace(changeable_script(recording, module_flops), loop=self._loop)
-                trial = Trial(memory=None, needed=needed_at_least(recording))
+                analysis = analyse(recording)
+                script = replace(changeable_script(analysis, module_flops), loop=self._loop)
+                trial = Trial(memory=None, needed=needed_at_least(analysis))
             steps = sum(step.finished for step in recording.steps)
             if not recording.ooms and steps < self._script.steps:
                 short = f"it ended after {steps} of {self._script.steps} steps; let it train longer"
@@ -569,6 +568,7 @@ class _Kept:
 
 def _identity(script: ScriptOptions, target: Target) -> dict[str, Json]:
     """The properties of two runs that must be equal for their results to be; imported modules are not compared."""
+    size = script.nproc_per_node or script.world_size or 1
     return {
         KIND: __version__,
         "torch": version("torch"),
@@ -580,7 +580,7 @@ def _identity(script: ScriptOptions, target: Target) -> dict[str, Json]:
         "seed": script.seed,
         "number of steps": f"{script.skip}+{script.steps} {step_on_text(script.step_on) or ''}".strip(),
         "assumption": list(script.assume),
-        "rank": _ranks_in_words(script),
+        "rank": f"all of {size}" if _every_rank(script) or script.nproc_per_node else f"{script.rank or 0} of {size}",
         "environment": text_of_environment(os.environ)[1],
         "environment of libraries": {
             name: value for name, value in sorted(os.environ.items()) if name.startswith(_OF_LIBRARIES)
@@ -590,12 +590,6 @@ def _identity(script: ScriptOptions, target: Target) -> dict[str, Json]:
 
 _OF_LIBRARIES = ("CUBLAS", "CUDNN_", "NCCL_", "TORCH_CUBLAS", "TORCH_CUDNN")
 """The beginnings of the variables that change workspaces and the choice of kernels, such as CUBLAS_WORKSPACE_CONFIG."""
-
-
-def _ranks_in_words(script: ScriptOptions) -> str:
-    """The simulated ranks in words: ``0 of 1``, ``all of 8``."""
-    size = script.nproc_per_node or script.world_size or 1
-    return f"all of {size}" if _every_rank(script) or script.nproc_per_node else f"{script.rank or 0} of {size}"
 
 
 def _result_text(trial: Trial, device: Device) -> str:

@@ -53,11 +53,12 @@ from ampmem.cli.processes.children import (
     run_child,
     say_protected,
 )
+from ampmem.cli.processes.end_messages import say_if_on_the_cpu
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.show import is_sound
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.failure import FailureKind
-from ampmem.output import Terminal, check_output, open_output, replaced_file, sized
+from ampmem.output import Terminal, check_output, replaced_file, sized, write_text
 from ampmem.recording import SUFFIX, rank_file, read, taken_for_script, without_journals
 from ampmem.reporters.base import object_or_array
 from ampmem.reporters.export.github import commands, harmless, markdown
@@ -157,8 +158,7 @@ def write_baseline(path: Path, subject: Subject) -> str:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
     if path.suffix == _JSON:
-        with open_output(path, force=True) as stream:
-            stream.write(f"{side.summary.to_json()}\n")
+        write_text(path, f"{side.summary.to_json()}\n", force=True)
     else:
         with replaced_file(path, force=True) as file:
             shutil.copyfile(subject.path, file)
@@ -224,12 +224,13 @@ def recorded_run(script: ScriptOptions, output: Path | None) -> Iterator[ScriptR
     check_dtype(script, script.precision)
     script = for_several_runs(script)
     check_processes(script, "check")
-    title = script.find().title
+    target = script.find()
     if output is not None:
         check_output(output, force=script.force)
     say_protected(script)
+    say_if_on_the_cpu(script, target.code, Terminal(sys.stderr).say)
     with nullcontext() if output is not None else TemporaryDirectory(prefix="ampmem-check-") as folder:
-        path = output if output is not None else Path(str(folder)) / f"{title}{SUFFIX}"
+        path = output if output is not None else Path(str(folder)) / f"{target.title}{SUFFIX}"
         yield _run_profile(script, path)
 
 

@@ -34,6 +34,7 @@ from ampmem.cli.processes.children import (
     run_child,
     say_protected,
 )
+from ampmem.cli.processes.end_messages import say_if_on_the_cpu
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.cli.show import report_of
@@ -118,6 +119,7 @@ def compare(
     if html is not None:
         check_output(html, force=options.force)
     say_protected(options)
+    say_if_on_the_cpu(options, target.code, Terminal(sys.stderr).say, "compare")
     with _numbered(plan) if numbered else nullcontext(plan) as named, ProgressLine() as progress:
         outcomes = _run_all(named, progress)
     recorded = [

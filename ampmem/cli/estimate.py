@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,16 +11,16 @@ import click
 from click.shell_completion import CompletionItem
 
 from ampmem.allocator.gpus import DEFAULT_GPU, GpuSpec, gpu_to_simulate
-from ampmem.analysis.fine_tuning import Cell, Method, Training, estimate_schema, next_runs
+from ampmem.analysis.fine_tuning import EstimateCell, Method, Training, estimate_schema, next_runs
 from ampmem.analysis.fine_tuning import estimate as estimate_of
-from ampmem.analysis.fit import Points, Vary
-from ampmem.cli.estimate_script import SHAPES, configuration, require, script_text, tokens
+from ampmem.analysis.fit import Vary
+from ampmem.cli.estimate_script import SHAPES, configuration, imports_of, require, script_text, tokens
 from ampmem.cli.fit import RunPlan, VariedArguments, run_points
 from ampmem.cli.options import ScriptOptions, gpu_option, layout_option, schema_option
 from ampmem.cli.processes.children import STEPS, chosen_precisions, default_jobs, for_several_runs, jobs_option
 from ampmem.errors import UsageError
 from ampmem.names import warning
-from ampmem.output import check_output, open_output, say_written
+from ampmem.output import check_output, say_written, write_text
 from ampmem.reporters.text.fine_tuning import render_estimate
 from ampmem.reporters.text.layout import Layout
 from ampmem.vocabulary import Device, Precision
@@ -160,18 +160,15 @@ def estimate(
     cells = _cells(methods, precisions, script)
     text = script_text(training, config)
     if write is not None:
-        with open_output(write, force=force) as file:
-            file.write(text)
+        write_text(write, text, force=force)
         say_written(write)
 
-    def due(points: Mapping[Cell, Points]) -> list[tuple[Cell, int]]:
-        return next_runs(points, batch, device.total_memory)
-
+    due = partial(next_runs, batch=batch, total=device.total_memory)
     with TemporaryDirectory(prefix="ampmem-estimate-") as folder:
         path = Path(folder) / "train.py"
         path.write_text(text, encoding="utf-8")
         scripts = {cell: _script_of(cell, replace(script, script_or_module=str(path)), device) for cell in cells}
-        plan = RunPlan(scripts=scripts, varied=_VARIED, jobs=jobs or default_jobs())
+        plan = RunPlan(scripts=scripts, varied=_VARIED, jobs=jobs or default_jobs(), imports=imports_of(text))
         points, notes, interrupted = run_points(plan, due, lambda points: _left(due(points)))
     if interrupted:
         notes = (warning("interrupted before the search ended"), *notes)
@@ -185,7 +182,7 @@ def estimate(
 _VARIED = VariedArguments(vary=Vary(name="--batch", low=1, high=None, separator=" "), before=(), after=())
 
 
-def _cells(methods: list[Method], precisions: str | None, script: ScriptOptions) -> list[Cell]:
+def _cells(methods: list[Method], precisions: str | None, script: ScriptOptions) -> list[EstimateCell]:
     """The methods in the precisions that were asked, on the GPU and on one with enough memory."""
     chosen = _PRECISIONS if precisions is None else chosen_precisions(precisions, script)
     unknown = next((each for each in chosen if each not in _PRECISIONS), None)
@@ -197,15 +194,15 @@ def _cells(methods: list[Method], precisions: str | None, script: ScriptOptions)
         for method in methods
         for precision in (chosen if method in (Method.FULL, Method.LORA) else quantized)
     ]
-    return [Cell(*each, roomy) for each in asked for roomy in (False, True)]
+    return [EstimateCell(*each, roomy) for each in asked for roomy in (False, True)]
 
 
-def _script_of(cell: Cell, script: ScriptOptions, gpu: GpuSpec) -> ScriptOptions:
+def _script_of(cell: EstimateCell, script: ScriptOptions, gpu: GpuSpec) -> ScriptOptions:
     """The ``script`` of ``cell``, without its batch."""
     roomy = replace(gpu, name=f"{gpu.name}@{_ENOUGH}")
     return replace(script, arguments=cell.arguments, gpu=roomy if cell.roomy else gpu)
 
 
-def _left(due: list[tuple[Cell, int]]) -> str:
+def _left(due: list[tuple[EstimateCell, int]]) -> str:
     """The searches that are left, to follow a finished run; empty at the end."""
     return f"; still to find: {', '.join(str(cell) for cell, _ in due)}" if due else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import tomllib
 from collections.abc import Mapping
@@ -56,6 +57,12 @@ def script_text(training: Training, config: Mapping[str, Any]) -> str:
         SEQ=training.seq,
         WORLD=training.world_size,
     )
+
+
+def imports_of(script: str) -> str:
+    """The import statements at the top level of ``script``."""
+    nodes = (node for node in ast.parse(script).body if isinstance(node, ast.Import | ast.ImportFrom))
+    return "\n".join(map(ast.unparse, nodes))
 
 
 def _written(value: object) -> str:

@@ -135,11 +135,15 @@ class RunFailed(AmpmemError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan(Generic[_Key]):
-    """The script of each search, whose arguments are followed by the varied ones; ``jobs`` runs are made at once."""
+    """The script of each search, whose arguments are followed by the varied ones; ``jobs`` runs are made at once.
+
+    The runs are forked from a process that has run ``imports``, the script's import statements.
+    """
 
     scripts: Mapping[_Key, ScriptOptions]
     varied: VariedArguments
     jobs: int
+    imports: str = ""
 
     def script(self, run: Run[_Key]) -> ScriptOptions:
         """The script of ``run``, with all its arguments."""
@@ -180,7 +184,7 @@ def run_points(
     with (
         TemporaryDirectory(prefix="ampmem-fit-") as folder,
         _Counted(plan, left) as progress,
-        warmed(Device.SIMULATED) as forking,
+        warmed(Device.SIMULATED, plan.imports) as forking,
     ):
 
         def note_outcome(run: Run[_Key], outcome: _Point) -> None:

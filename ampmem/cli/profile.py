@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ampmem.recorder.evaluation import ThenEvaluation
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
-    from ampmem.recorder.sources.simulated import SimulatedSource
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.simulator.start import Simulation
 
@@ -215,7 +214,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.evaluation import ThenEvaluation
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
-    from ampmem.recorder.sources.cuda.device import cuda_available
+    from ampmem.recorder.sources.simulated import SimulatedSource
     from ampmem.recorder.steering.stopping import Stopper
 
     together = Together(several=plan.launched is not None)
@@ -230,8 +229,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         raise
     if plan.protected.limits and plan.report_to is None:
         audience.complain(plan.protected.limits)
-    if plan.script.device is Device.AUTO and end_messages.asks_for_cuda(target.code) and not cuda_available():
-        greeting += end_messages.on_the_cpu(plan.script)
+    end_messages.say_if_on_the_cpu(plan.script, target.code, audience.say)
     if plan.names_into is not None:
         tell_name(plan.names_into, plan.protected.real(path))
     stopper = Stopper(on_give_up=lambda: audience.say(end_messages.cannot_be_stopped(path)))
@@ -254,7 +252,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     try:
         session = Session(
             plan.options(path, target=target),
-            source=None if simulation is None else _source_of(simulation),
+            source=None if simulation is None else SimulatedSource(simulation.device),
             on_step=step_ended,
             on_done=(lambda: both.begin()) if plan.run_to_end else all_done,
         )
@@ -362,7 +360,7 @@ class _RecordedScript:
 
     def _conclude(self, simulation: Simulation | None, failure: BaseException | None) -> None:
         plan, say = self.plan, self.audience.say
-        predicted = None if simulation is None else end_messages.predicted(simulation, failed=failure is not None)
+        predicted = None if simulation is None else end_messages.predicted(simulation, self.session.outcome.failure)
         if failure is None:
             self._check(simulation)  # nothing is predicted if nothing was recorded
         if simulation is not None and predicted is not None:
@@ -429,8 +427,7 @@ class _RecordedScript:
             short = outcome.unfinished is not None or later
             if short or (outcome.interrupted and outcome.recorded):
                 if not plan.quiet:
-                    show = end_messages.show_shortage if short else end_messages.show_tables
-                    show(recording, self.path, self.audience)
+                    end_messages.show_tables(recording, self.path, self.audience, short=short)
                 self._write_others()
         finally:
             why = misplaced_option(plan.script, usage_error(failure)) or end_messages.without_gpu(plan.script, failure)
@@ -452,13 +449,6 @@ class _RecordedScript:
 
             write_snapshot(analyse(read(recording)), self.snapshot, force=force)
             self.audience.say(f"wrote {sized(self.plan.snapshot or self.snapshot, self.snapshot)}")
-
-
-def _source_of(simulation: Simulation) -> SimulatedSource:
-    """The recorder's source for a simulated device."""
-    from ampmem.recorder.sources.simulated import SimulatedSource
-
-    return SimulatedSource(simulation.device)
 
 
 def _time(plan: Plan, target: Target, audience: Audience, recording: Path) -> None:

@@ -14,6 +14,7 @@ from ampmem.analysis.advised import read_advised
 from ampmem.cli.options import advised_option
 from ampmem.output import Terminal, claim, remove_empty, sized
 from ampmem.recording import is_watched, without_journals
+from ampmem.units import counted
 
 SUFFIX = ".html"
 
@@ -63,7 +64,7 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
     finally:
         remove_empty([page] if numbered else [])
     taken = "" if page == wanted else f"; {wanted} exists already (--force replaces it)"
-    full = f", and next to it the pages of {others} full recordings" if others else ""
+    full = f", and next to it the pages of {counted(others, 'full recording')}" if others else ""
     Terminal(sys.stderr).say(f"wrote {sized(page)}{full}{taken}")
     if opening and not webbrowser.open(page.absolute().as_uri()):
         Terminal(sys.stderr).say(f"no browser could be started here; open {page} in one")

@@ -22,7 +22,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def serve_runs() -> None:
     """Fork a process for each request, which carries it out and does not return; runs in the warmed process."""
     connection = socket.socket(fileno=int(sys.argv.pop(1)))
-    _warm_up()
+    _warm_up(sys.argv.pop(1))
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runs
     while files := socket.recv_fds(connection, 1, 5)[1]:
         if os.fork() == 0:
@@ -68,8 +68,8 @@ def _run_command_line() -> NoReturn:
         raise
 
 
-def _warm_up() -> None:
-    """Import the modules of a run, and start the simulation once, as a run does.
+def _warm_up(imports: str) -> None:
+    """Import the modules of a run, and start the simulation once, as a run does, with the script's own ``imports``.
 
     Real GPUs are hidden meanwhile: the trial's backward would start autograd's thread for each, and after that torch
     refuses a backward in every fork.
@@ -80,7 +80,10 @@ def _warm_up() -> None:
     import ampmem.recorder.session  # noqa: F401
     from ampmem.simulator.start import Simulation
 
-    Simulation(find_gpu(DEFAULT_GPU)).end()
+    simulation = Simulation(find_gpu(DEFAULT_GPU))
+    with suppress(Exception):  # a run imports it again, and says what is wrong
+        exec(imports, {})  # on a simulated GPU: bitsandbytes, for one, asks for a GPU only when it is imported
+    simulation.end()
     if visible is None:
         del os.environ[_VISIBLE]
     else:

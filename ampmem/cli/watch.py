@@ -96,6 +96,7 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.recorder.watch.watcher import Watcher
 
+    end_messages.say_if_on_the_cpu(plan.script, target.code, audience.say)
     path, greeting = plan.place(title)
     try:
         plan = plan.protect(path)

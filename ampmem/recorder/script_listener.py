@@ -44,7 +44,7 @@ _RAN_ELSEWHERE = (
 )
 
 
-class Driver(Protocol):
+class ListenerSession(Protocol):
     """The part of a session that the listener calls."""
 
     def on_thread(self) -> bool:
@@ -75,7 +75,7 @@ class ScriptListener:
     """The :class:`~ampmem.recorder.hooks.listener.Listener` of a session, which documents the methods of the hooks."""
 
     def __init__(
-        self, driver: Driver, options: Options, source: Source, outcome: Outcome, note: Callable[[str], None]
+        self, driver: ListenerSession, options: Options, source: Source, outcome: Outcome, note: Callable[[str], None]
     ) -> None:
         self._driver = driver
         # Attributes, not methods that forward: each hook calls the first one.

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.output import half_written, lock_file, lock_output, remove_empty
-from ampmem.recording.database import ROWS, Layout, identity_of, written_here
+from ampmem.recording.database import ROWS, FileLayout, identity_of, written_here
 from ampmem.recording.rank_files import lock_of_claim
 
 AT_ONCE = (32, 4, 1)
@@ -39,7 +39,7 @@ class AppendedFile:
     the next transaction. Until :meth:`_shut`, no other process can replace the file.
     """
 
-    LAYOUT: ClassVar[Layout]
+    LAYOUT: ClassVar[FileLayout]
 
     def __init__(self, path: Path, *, force: bool, rows: Mapping[str, int]) -> None:
         self.path = path

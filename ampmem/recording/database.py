@@ -106,7 +106,7 @@ def _words(column: str, members: Iterable[Action | Phase | Fact]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class FileLayout:
     """One kind of file: its tables and views as SQL, and the two numbers in SQLite's header that identify it."""
 
     called: str
@@ -149,7 +149,7 @@ def _recording_sql() -> str:
     return "\n".join(tables) + views
 
 
-RECORDING = Layout(called="recording", application=0, version=FORMAT_VERSION, sql=_recording_sql())
+RECORDING = FileLayout(called="recording", application=0, version=FORMAT_VERSION, sql=_recording_sql())
 
 MAGIC = b"SQLite format 3\0"
 _WATCHED_ID = int.from_bytes(b"ampW", "big")
@@ -157,7 +157,7 @@ _APPLICATION_AT = 68
 """The offset of the application's number in SQLite's header. Source: sqlite.org/fileformat2.html."""
 
 
-WATCHED = Layout(
+WATCHED = FileLayout(
     called="watched run",
     application=_WATCHED_ID,
     version=1,
@@ -221,7 +221,7 @@ _STEPS_FOR_ANY_FILE = 2_000_000
 class Database:
     """An open file, whose tables are those of ``layout`` and whose content has at most ``most`` bytes."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, most: int, layout: Layout) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, most: int, layout: FileLayout) -> None:
         self._path, self._layout = path, layout
         self._connection = connection
         self.rows_read: dict[str, int] = {}
@@ -360,7 +360,7 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def opened(path: Path, layout: Layout = RECORDING) -> Iterator[Database]:
+def opened(path: Path, layout: FileLayout = RECORDING) -> Iterator[Database]:
     """The file at ``path`` as of one moment: later writes are not seen.
 
     A file that is being written is copied into memory, so that its writer waits only for the copy. Any other file is

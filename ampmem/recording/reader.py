@@ -44,7 +44,7 @@ from ampmem.recording.database import (
     WATCHED_END,
     WATCHED_RUN,
     Database,
-    Layout,
+    FileLayout,
     first_bytes,
     is_watched,
     is_written_here,
@@ -338,7 +338,7 @@ _DAMAGED = (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError)
 
 
 @contextmanager
-def refused(path: Path, layout: Layout) -> Iterator[None]:
+def refused(path: Path, layout: FileLayout) -> Iterator[None]:
     """Raise one clear :class:`RecordingError` for whatever reading the file at ``path`` raises in the block."""
     try:
         yield

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.build import write as write_recording
-from support.pages import Open, wait_until
+from support.pages import Open, changed, wait_until
 from support.story import long_run
 
 from ampmem.analysis.advise import AdviceDocument, Proof, advice
@@ -129,6 +129,32 @@ def test_what_no_other_run_beats_has_a_ring(page: Any) -> None:
         "checkpoint 4 of 4 blocks",
         "autocast bfloat16",
     }
+
+
+OVER = """() => {
+  const boxes = (selector) => [...document.querySelectorAll(selector)].map((each) => each.getBoundingClientRect());
+  const [names, marks] = [boxes("#chart .annotation-text"), boxes("#chart .scatterlayer .point")];
+  const texts = [...document.querySelectorAll("#chart .annotation-text")].map((each) => each.textContent);
+  const before = (one, two) => one.left < two.right && one.top < two.bottom;
+  const meet = (one, two) => before(one, two) && before(two, one);
+  return [names.length, marks.length, texts.filter((_, i) => marks.some((mark) => meet(names[i], mark)))];
+}"""
+"""How many texts and marks are in the picture, and which of the texts lie over a mark."""
+
+
+@pytest.mark.parametrize("width", [1024, 1440])
+def test_no_name_lies_over_a_mark(tmp_path: Path, open_page: Open, recording: Path, width: int) -> None:
+    def crowd(data: dict[str, Any]) -> None:
+        (points,) = (each["points"] for each in data["series"] if each["joined"])
+        last = points[-1]
+        points += [
+            {**last, "cost": cost, "unbeaten": cost > 18, "text": [f"{cost} {'long ' * 12}"]} for cost in range(8, 20)
+        ]
+
+    write_advice(made(), tmp_path / "advise.html", before=recording)
+    page = open_page(changed(tmp_path / "advise.html", tmp_path / "crowded.html", crowd), width=width)
+    names, marks, over = page.evaluate(OVER)
+    assert (names, over) == (6, []) and marks > 16
 
 
 def test_blocks_are_listed_in_the_order_in_which_they_are_taken(page: Any) -> None:

@@ -125,37 +125,52 @@ def test_progress_shows_on_a_terminal_and_leaves_the_scripts_lines_whole(tmp_pat
     text = script.read_text().replace("print(step, loss.item(), torch.rand(1).item(), flush=True)", said)
     script.write_text(text.replace('print("end of script")', 'print("end of script", end="")'))
     reader, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 6, 80, 0, 0))
     command = [ready_python(), "-m", "ampmem", "profile", "--steps", "2", "--run-to-end", "train.py"]
     subprocess.run(command, cwd=tmp_path, stdout=terminal, stderr=terminal, timeout=120, check=True)
     os.close(terminal)
-    picture = on_a_screen(os.read(reader, 1 << 20).decode(), columns=80)
+    picture = on_a_screen(os.read(reader, 1 << 20).decode(), columns=80, rows=6)
     os.close(reader)
-    begun = picture.index("ampmem: step 1 of 2")
-    assert picture[begun - 1 : begun + 4] == [
+    begun, ended = picture.index("ampmem: step 1 of 2"), picture.index("<stderr> 3end of script")
+    assert picture[begun - 1 : ended] == [
         "ampmem: recording to train.ampmem",
         "ampmem: step 1 of 2",
         "whole 0",
-        "<stdout> 0",  # over "<stderr> 0"
-        "ampmem: step 2 of 2",
+        "ampmem: step 2 of 2",  # above the line that the script goes on with
+        "<stdout> 0whole 1",  # over "<stderr> 0"
+        "<stderr> 1whole 2",
+        "<stdout> 2whole 3",
     ]
-    ended = picture.index("<stderr> 3end of script")
     assert picture[ended + 1].startswith("ampmem: recorded 2 steps in train.ampmem")
 
 
-def on_a_screen(written: str, *, columns: int) -> list[str]:
-    """The lines that a terminal shows at the end, as wide as ``columns``, for ever so many lines; without styles."""
-    lines, column = [""], 0
-    for piece in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|.|\n", written):
+def on_a_screen(written: str, *, columns: int, rows: int) -> list[str]:
+    """The lines that a terminal of this size shows at the end, and those that it has scrolled away; without styles."""
+    lines, row, column, saved = [""], 0, 0, (0, 0)
+    for piece in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|\x1b.|.|\n", written):
+        if piece == "\n" or (len(piece) == 1 and piece != "\r" and column == columns):
+            # The cursor waits behind a full line. A newline comes with a carriage return of the terminal's own.
+            row, column = row + 1, column if piece == "\n" else 0
+        elif piece == "\x1bD":
+            row += 1
+        elif piece == "\x1b7":
+            saved = row, column
+        elif piece == "\x1b8":
+            row, column = saved
+        elif found := re.fullmatch(r"\x1b\[(\d+)([ABL])", piece):
+            count = int(found[1])
+            row += {"A": -count, "B": count, "L": 0}[found[2]]
+            if found[2] == "L":
+                shown = max(len(lines) - rows, 0)
+                lines[row:row] = [""] * count
+                del lines[shown + rows :]
+        lines += [""] * (row + 1 - len(lines))
         if piece == "\r":
             column = 0
         elif piece == "\x1b[K":
-            lines[-1] = lines[-1][:column]
-        elif piece == "\n" or (len(piece) == 1 and column == columns):  # the cursor waits behind a full line
-            lines.append("")
-            column = column if piece == "\n" else 0
-        if piece not in "\r\n" and len(piece) == 1:
-            lines[-1] = lines[-1][:column].ljust(column) + piece + lines[-1][column + 1 :]
+            lines[row] = lines[row][:column]
+        elif len(piece) == 1 and piece != "\n":
+            lines[row] = lines[row][:column].ljust(column) + piece + lines[row][column + 1 :]
             column += 1
     return [line.rstrip() for line in lines]
 
@@ -169,15 +184,16 @@ for _ in range(3):
 """
 
 
+EITHER = "'cuda' if torch.cuda.is_available() else 'cpu'"
+ON_THE_CPU = "the memory is the CPU's, because torch sees no GPU: {command}"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
     ("device", "told"),
     [
         ("'cuda'", "the script failed before a step had finished: nothing was recorded; torch sees no GPU: {command}"),
-        (
-            "'cuda' if torch.cuda.is_available() else 'cpu'",
-            "recording to train.ampmem; the memory is the CPU's, because torch sees no GPU: {command}",
-        ),
+        (EITHER, ON_THE_CPU),
         ("'cpu'", "recording to train.ampmem"),
     ],
 )
@@ -189,6 +205,23 @@ def test_a_script_for_a_gpu_that_is_not_there_gets_the_command_that_simulates_on
     command = "ampmem profile --gpu 24GiB train.py --name 'two words' simulates one"
     assert f"ampmem: {told.format(command=command)}" in done.stderr.splitlines()
     assert ("simulates one" in done.stderr) == ("{command}" in told)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("words", "simulates"),
+    [("watch", "profile"), ("check --budget peak=1GiB", "profile"), ("compare --precision fp32 --no-times", "compare")],
+)
+def test_each_command_says_once_and_first_that_it_records_the_cpu_for_want_of_a_gpu(
+    tmp_path: Path, words: str, simulates: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINS.format(device=EITHER), encoding="utf-8")
+    done = ampmem(tmp_path, *words.split(), "train.py", "--name", "two words")
+    said = f"ampmem: {ON_THE_CPU}".format(
+        command=f"ampmem {simulates} --gpu 24GiB train.py --name 'two words' simulates one"
+    )
+    lines = [line for line in done.stderr.splitlines() if "leave your files" not in line]
+    assert (done.returncode, lines[0], done.stderr.count("simulates one")) == (0, said, 1)
 
 
 def test_skip_passes_steps_before_recording(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from ampmem.allocator.blocks import (
     ALLOCATED,
     AWAITING,
     Block,
-    Call,
+    CallKind,
     Counters,
     DriverCall,
     Segment,
@@ -75,7 +75,7 @@ def replay(snapshot: DeviceSnapshot, settings: Settings | None = None) -> Replay
 
 
 def _recorded_calls(snapshot: DeviceSnapshot) -> tuple[DriverCall, ...]:
-    kinds = {call.value: call for call in Call}
+    kinds = {call.value: call for call in CallKind}
     return tuple(
         DriverCall(call=kinds[event.action], address=event.address, size=event.size, stream=event.stream)
         for event in snapshot.events
@@ -86,7 +86,7 @@ def _recorded_calls(snapshot: DeviceSnapshot) -> tuple[DriverCall, ...]:
 def _peak(reserved: int, calls: tuple[DriverCall, ...]) -> int:
     peak = reserved
     for call in calls:
-        reserved += call.size if call.call == Call.SEGMENT_ALLOC else -call.size
+        reserved += call.size if call.call == CallKind.SEGMENT_ALLOC else -call.size
         peak = max(peak, reserved)
     return peak
 
@@ -98,7 +98,7 @@ class _Addresses:
         self.allocator: DeviceCachingAllocator | None = None
         self._by_size: dict[int, deque[int]] = defaultdict(deque)
         for call in calls:
-            if call.call == Call.SEGMENT_ALLOC:
+            if call.call == CallKind.SEGMENT_ALLOC:
                 self._by_size[call.size].append(call.address)
 
     def __call__(self, size: int) -> int:
@@ -185,7 +185,7 @@ class _Player:
                     self._finish(block)
                 else:
                     self._allocator.free(block)
-            elif event.action == Call.SEGMENT_FREE and before != Call.SEGMENT_FREE:
+            elif event.action == CallKind.SEGMENT_FREE and before != CallKind.SEGMENT_FREE:
                 # A user's empty_cache, or a retry before cudaMalloc: both free all that is free.
                 self._allocator.empty_cache()
             before = event.action

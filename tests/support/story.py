@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ampmem.allocator.blocks import Block, Call
+from ampmem.allocator.blocks import Block, CallKind
 from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import Settings
 from ampmem.analysis.fit import FitResult, Memory, Points, Vary, fit_result
@@ -189,8 +189,8 @@ def gpu_run(*, steps: int, expandable: bool = False) -> Recording:
     def segments() -> None:
         nonlocal told
         for call in allocator.driver.calls[told:]:
-            pages = call.call in (Call.SEGMENT_MAP, Call.SEGMENT_UNMAP)
-            takes = call.call in (Call.SEGMENT_ALLOC, Call.SEGMENT_MAP)
+            pages = call.call in (CallKind.SEGMENT_MAP, CallKind.SEGMENT_UNMAP)
+            takes = call.call in (CallKind.SEGMENT_ALLOC, CallKind.SEGMENT_MAP)
             action = SegmentAction.RESERVE if takes else SegmentAction.RELEASE
             story.segment(call.address, call.size, action, small=call.size == 2 << 20, expandable=pages)
         told = len(allocator.driver.calls)

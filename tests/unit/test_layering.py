@@ -124,7 +124,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "reporters/html": (
         "palette plotlyjs progress safety",
         "stream",
-        "picture run",
+        "run small_timeline",
         "verdict",
         "comparison ranks",
         "page",

@@ -204,7 +204,7 @@ class Match:
     after: tuple[Group, ...]
 
 
-class _Run:
+class _Keys:
     """The keys by which the groups of a run are matched, with the names of the run after."""
 
     def __init__(self, functions: Functions, names: RenamedNames) -> None:
@@ -233,12 +233,12 @@ class _Run:
 
 _Places: TypeAlias = Mapping[Hashable, Sequence[int]]
 
-_KEYS: tuple[tuple[Callable[[_Run, Group], Hashable], bool], ...] = (
-    (_Run.name, True),
-    (_Run.functions, False),
-    (_Run.own_function, False),
-    (_Run.own_function_whoever_saved, False),
-    (_Run.module_and_op, False),
+_KEYS: tuple[tuple[Callable[[_Keys, Group], Hashable], bool], ...] = (
+    (_Keys.name, True),
+    (_Keys.functions, False),
+    (_Keys.own_function, False),
+    (_Keys.own_function_whoever_saved, False),
+    (_Keys.module_and_op, False),
 )
 """The keys by which groups are matched, the surest first, and whether named groups use them too.
 
@@ -271,7 +271,7 @@ class Kin:
     def __init__(self, before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed] = ()) -> None:
         self._old, self._new = _runs(before, after, renamed)
         self._before, self._after = before, after
-        self._places: dict[Callable[[_Run, Group], Hashable], tuple[_Places, _Places]] = {}
+        self._places: dict[Callable[[_Keys, Group], Hashable], tuple[_Places, _Places]] = {}
 
     def of(self, group: Group, *, gone: bool) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
         """The indices in ``before`` and ``after`` of groups like ``group``, by each of :data:`_KEYS`, surest first.
@@ -291,7 +291,7 @@ class Kin:
                 yield old.get(key(run, group), ()), new.get(key(run, group), ())
 
 
-def _places(groups: Sequence[Group], key: Callable[[_Run, Group], Hashable], run: _Run, *, named: bool) -> _Places:
+def _places(groups: Sequence[Group], key: Callable[[_Keys, Group], Hashable], run: _Keys, *, named: bool) -> _Places:
     found: dict[Hashable, list[int]] = defaultdict(list)
     for place, group in enumerate(groups):
         if (run.name(group) is not None) == named:
@@ -299,14 +299,14 @@ def _places(groups: Sequence[Group], key: Callable[[_Run, Group], Hashable], run
     return found
 
 
-def _runs(before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed]) -> tuple[_Run, _Run]:
+def _runs(before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed]) -> tuple[_Keys, _Keys]:
     """The keys of both runs, in which files and modules have the names of the run after."""
     stacks = ({group.stack for group in groups} for groups in (before, after))
     old, new = ({function_of(frame)[0] for stack in each for frame in stack} for each in stacks)
-    return _Run(Functions(same_files(old, new)), RenamedNames(renamed)), _Run(Functions(), RenamedNames())
+    return _Keys(Functions(same_files(old, new)), RenamedNames(renamed)), _Keys(Functions(), RenamedNames())
 
 
-def _alone(groups: Sequence[Group], run: _Run, *, gone: bool) -> list[Match]:
+def _alone(groups: Sequence[Group], run: _Keys, *, gone: bool) -> list[Match]:
     """The matches with one empty side: the ``groups`` of one run only, joined by tensor or by functions."""
     found: dict[Hashable, list[Group]] = defaultdict(list)
     for group in groups:

@@ -183,13 +183,13 @@ def attention_masks(run: TrainingRun) -> Finding | None:
 
 def _ever(run: TrainingRun, *ops: str) -> Mask:
     """The allocations that any of ``ops`` saved for backward."""
-    return run.ever_kept_by_autograd & run.naming(*ops)[run.analysis.saved_as.op]
+    return run.ever_kept_by_autograd & run.recording.naming(*ops)[run.analysis.saved_as.op]
 
 
 def _seen(run: TrainingRun, fact: Fact, op: str, column: str) -> set[str]:
     """The texts in the ``column`` of all facts of this kind about ``op``."""
     facts = run.recording.facts
-    rows = (facts.fact == fact) & run.naming(op)[facts.name]
+    rows = (facts.fact == fact) & run.recording.naming(op)[facts.name]
     return {run.text(index) for index in np.unique(getattr(facts, column)[rows]).tolist()} - {""}
 
 

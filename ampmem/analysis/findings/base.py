@@ -193,7 +193,7 @@ class TrainingRun:
         ahead, more in some steps than in others.
         """
         lifetimes, facts = self.analysis.lifetimes, self.analysis.facts
-        mapped = self.naming(MAPPED)[lifetimes.op]
+        mapped = self.recording.naming(MAPPED)[lifetimes.op]
         begins = np.where(mapped, len(self.recording.events), lifetimes.born)
         rows = (facts.fact == Fact.INPUT) & mapped[facts.allocation]
         np.minimum.at(begins, facts.allocation[rows], self.analysis.timeline.positions(facts.time_ns[rows]))
@@ -204,14 +204,10 @@ class TrainingRun:
         """Whether other ranks send to this one, as pipeline stages do: then a schedule runs forward and backward."""
         return bool((self.analysis.communication.part == PARTS.index(Communication.RECEIVE_BUFFERS)).any())
 
-    def naming(self, *names: str) -> Mask:
-        """For each of the recording's texts, whether it is one of ``names``."""
-        return np.array([text in names for text in self.recording.texts], dtype=np.bool_)
-
     @cached_property
     def low_precision(self) -> Mask:
         """For each text, whether it names a type that autocast casts to."""
-        return self.naming(*LOW_PRECISION)
+        return self.recording.naming(*LOW_PRECISION)
 
     @cached_property
     def peak_step(self) -> int:
@@ -399,7 +395,10 @@ class Remedy:
 
 
 def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, ...]:
-    """The changes that ``findings`` and the request suggest, each once; those that save most at the failure first."""
+    """The changes that ``findings`` and the request suggest, each once; those that save most at the failure first.
+
+    Advice for any script is left out if bytes are known of another change.
+    """
     found = [
         Remedy(change=finding.change, why=finding.message, bytes=finding.off_failure, finding=finding)
         for finding in findings
@@ -410,8 +409,8 @@ def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, .
         for each in oom.levers
     ]
     known = {remedy.finding.code for remedy in found if remedy.finding is not None}
-    others = (option.change for option in oom.options if option.finding not in known)
-    found += [Remedy(change=change, why="", bytes=None, finding=None) for change in others]
+    others = [each for each in oom.options if each.finding not in known and not (found and each.for_any_script)]
+    found += [Remedy(change=each.change, why="", bytes=None, finding=None) for each in others]
     return tuple(sorted(found, key=lambda remedy: -(remedy.bytes or 0)))
 
 

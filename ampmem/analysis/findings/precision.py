@@ -72,7 +72,7 @@ _FUSED_LOSS_SINCE = (2, 13)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class _OpKind:
     """Ops whose names have one of ``words``, and what to do about them.
 
     ``saves`` is the share of the kept bytes that the change removes, as numerator and denominator; ``None`` if the run
@@ -96,22 +96,22 @@ _RECOMPUTE = "torch.utils.checkpoint around the function that calls it recompute
 # autocast's own lists: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference. On CUDA and XPU rms_norm
 # is in the float32 list since torch 2.12 (pytorch/pytorch#174824), layer_norm and group_norm have always been.
 _KINDS = (
-    _Kind(words=("log_softmax", "cross_entropy", "nll_loss"), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
-    _Kind(words=("loss",), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
+    _OpKind(words=("log_softmax", "cross_entropy", "nll_loss"), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
+    _OpKind(words=("loss",), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
     # F.scaled_dot_product_attention runs this op if no fused kernel applies: attention.attention_kernel says why.
-    _Kind(words=("_safe_softmax",), text="a fused kernel of F.scaled_dot_product_attention; " + _RECOMPUTE),
-    _Kind(
+    _OpKind(words=("_safe_softmax",), text="a fused kernel of F.scaled_dot_product_attention; " + _RECOMPUTE),
+    _OpKind(
         words=(_SOFTMAX,),
         text="F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v",
         saves=(1, 1),
     ),
-    _Kind(
+    _OpKind(
         words=("layer_norm", "group_norm", "rms_norm"),
         text="norms keep a float32 input. On a GPU autocast itself runs layer_norm and group_norm, and since torch "
         "2.12 rms_norm, in float32. In low precision a norm keeps half: x = x.to({low}){place}, and with "
         "torch.autocast(x.device.type, enabled=False): norm(x), if the norm's weight has that type too",
     ),
-    _Kind(
+    _OpKind(
         words=(
             *("acos", "asin", "cosh", "sinh", "tan", "exp", "log", "pow", "reciprocal", "rsqrt", "erfinv", "softplus"),
             *("cumprod", "cumsum", "dist", "cdist", "norm", "prod", "renorm", "sum", "cosine_similarity", "softmin"),
@@ -119,13 +119,13 @@ _KINDS = (
         text=f"{_FLOAT32}; {_RECOMPUTE}",
     ),
 )
-_NO_ATTENTION = _Kind(words=(), text=f"{_FLOAT32}; {_RECOMPUTE}")
+_NO_ATTENTION = _OpKind(words=(), text=f"{_FLOAT32}; {_RECOMPUTE}")
 _ON_CPU = " (the CPU's kernels take neither dropout nor a learned bias)"
 _DIMENSIONS = 4
 _TOKENS_AND_CLASSES = 2
 """The dimensions of a language model's logits at the loss."""
 _FOUR = ", with q, k and v of four dimensions (batch, heads, length, width): its kernels take no others"
-_OTHER = _Kind(words=(), text="{maker}; where {low} will do, cast it there")
+_OTHER = _OpKind(words=(), text="{maker}; where {low} will do, cast it there")
 _STATISTICS = "batch_norm"
 """An op that keeps in float32, besides its input, only a few numbers per channel."""
 
@@ -143,7 +143,7 @@ def fp32_activations(run: TrainingRun) -> Finding | None:
     if size <= _SHARE * activations or not run.notable(size):
         return None
     attends = _attends(run, by_op)
-    groups: dict[_Kind, list[str]] = {}
+    groups: dict[_OpKind, list[str]] = {}
     for op in sorted(by_op, key=lambda op: (-int(by_op[op].sum()), op)):
         kind = _kind(op)
         groups.setdefault(_NO_ATTENTION if _SOFTMAX in kind.words and not attends else kind, []).append(op)
@@ -201,11 +201,12 @@ def _low_share(run: TrainingRun) -> float:
     return low / max(sum(each.elements for each in run.analysis.parameters), 1)
 
 
-def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activations: int) -> Finding:
+def _finding(run: TrainingRun, kind: _OpKind, by_op: dict[str, Column], activations: int) -> Finding:
     sizes = sum(by_op.values(), np.zeros(len(run.analysis.lifetimes), dtype=np.int64))
     each = [(op, format_bytes(int(of.sum()))) for op, of in by_op.items()]
     size = int(sizes.sum())
-    shapes = _shapes(run, sizes)
+    texts = {run.text(shape) for shape in np.unique(run.analysis.tensors.shape[sizes > 0]).tolist()}
+    shapes = [shape for text in sorted(texts) if (shape := shape_of(text)) is not None]
     listed = f": {', '.join(f'{share} for {op}' for op, share in each[:3])}{' and others' * (len(each) > 3)}"
     return Finding(
         section=Section.ACTIVATIONS,
@@ -249,7 +250,7 @@ def _float32_by_op(run: TrainingRun, kept: Mask) -> dict[str, Column]:
     return found
 
 
-def _kind(op: str) -> _Kind:
+def _kind(op: str) -> _OpKind:
     """What to do about the activations of ``op``: the first entry with one of its words counts."""
     name = op.rpartition("::")[2].strip("_")
     for kind in _KINDS[:-1]:
@@ -261,18 +262,12 @@ def _kind(op: str) -> _Kind:
 def _attends(run: TrainingRun, by_op: dict[str, Column]) -> bool:
     """Whether a batched matrix product keeps a tensor of a softmax's size, in its type or in 16 bits (attention)."""
     saved, bytes_ = run.analysis.saved_as, run.analysis.lifetimes.bytes
-    of_matmul = run.naming(*_MATMULS)[saved.op]
+    of_matmul = run.recording.naming(*_MATMULS)[saved.op]
     softmax = np.concatenate([sizes[sizes > 0] for op, sizes in by_op.items() if _SOFTMAX in op] or [bytes_[:0]])
     return bool(np.isin(bytes_[of_matmul], [*softmax, *(softmax // 2)]).any())
 
 
-def _shapes(run: TrainingRun, sizes: Column) -> list[tuple[int, ...]]:
-    """The known shapes of the tensors that have ``sizes``."""
-    texts = {run.text(shape) for shape in np.unique(run.analysis.tensors.shape[sizes > 0]).tolist()}
-    return [shape for text in sorted(texts) if (shape := shape_of(text)) is not None]
-
-
-def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
+def _has_a_kernel(run: TrainingRun, kind: _OpKind, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
     """Whether the change surely enables a kernel that keeps no attention weights.
 
     No such kernel takes tensors of three dimensions, and the CPU's take neither dropout nor a mask with a gradient.
@@ -280,7 +275,7 @@ def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shape
     if _SOFTMAX not in kind.words:
         return True
     # A tensor as large as the attention weights is gathered where there is a learned bias.
-    gathers = run.naming(*_GATHERS)[run.analysis.lifetimes.op] & _as_large(run, by_op)
+    gathers = run.recording.naming(*_GATHERS)[run.analysis.lifetimes.op] & _as_large(run, by_op)
     if any(len(shape) != _DIMENSIONS for shape in shapes) or gathers.any():
         return False
     # Dropout anywhere may be attention's.
@@ -292,7 +287,7 @@ def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ..
     """Whether something is added to a tensor as large as the attention weights: a learned bias or a mask."""
     lifetimes, tensors = run.analysis.lifetimes, run.analysis.tensors
     texts = run.recording.texts
-    adds, in_place = (run.naming(op)[lifetimes.op] for op in ("aten::add", "aten::add_"))
+    adds, in_place = (run.recording.naming(op)[lifetimes.op] for op in ("aten::add", "aten::add_"))
     same = np.array([shape_of(text) in shapes for text in texts])[tensors.shape] & (tensors.shape != 0)
     return bool(((adds & same) | (in_place & _as_large(run, by_op))).any())
 
@@ -316,7 +311,7 @@ def _is_cpu(run: TrainingRun) -> bool:
     return run.recording.run.device_type == "cpu"
 
 
-def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]], sizes: Column) -> str:
+def _text(run: TrainingRun, kind: _OpKind, op: str, shapes: list[tuple[int, ...]], sizes: Column) -> str:
     embedding = any("embedding" in text.lower() for text in run.recording.texts)
     place = " after the embedding" if embedding else " before the norm"
     text = kind.text
@@ -422,7 +417,7 @@ def _shares_heads(run: TrainingRun, position: int) -> bool:
     No fused kernel does that in FP32, so the attention weights would be kept there.
     """
     mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
-    fused = run.naming(*_LOW_PRECISION_ATTENTION)
+    fused = run.recording.naming(*_LOW_PRECISION_ATTENTION)
     texts = {run.text(shape) for shape in run.analysis.tensors.shape[mine & fused[run.analysis.saved_as.op]].tolist()}
     shapes = [shape for text in texts if (shape := shape_of(text)) is not None and len(shape) == _DIMENSIONS]
     heads = {(shape[-1], shape[1]) for shape in shapes}  # a mask may have one head, and another width

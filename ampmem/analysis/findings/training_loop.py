@@ -93,7 +93,7 @@ def _setting(run: TrainingRun, optimizer: OptimizerRecord, option: str) -> str:
 def _temporaries_of(run: TrainingRun, optimizer: OptimizerRecord) -> Column:
     """For each allocation its bytes, if it is a temporary of an update by this class of optimizer."""
     lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
-    of_class = run.naming(f"{optimizer.class_name}.step")
+    of_class = run.recording.naming(f"{optimizer.class_name}.step")
     mine = classes.of(Category.TEMPORARIES) & (lifetimes.phase == Phase.OPTIMIZER) & of_class[lifetimes.op]
     return np.where(mine, lifetimes.bytes, 0)
 
@@ -662,7 +662,7 @@ def _phase_ends(run: TrainingRun) -> Column:
 
 def _for(run: TrainingRun, purpose: Communication) -> Mask:
     """The allocations for this purpose of communication."""
-    return run.analysis.classes.of(Category.COMMUNICATION) & run.naming(purpose)[run.analysis.classes.name]
+    return run.analysis.classes.of(Category.COMMUNICATION) & run.recording.naming(purpose)[run.analysis.classes.name]
 
 
 def state_not_there_yet(run: TrainingRun) -> Finding | None:

@@ -158,7 +158,7 @@ _MEANT_TO_STAY = (
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Place:
+class _Site:
     """The place of an allocation, as far as known: text ids, 0 for unknown."""
 
     op: int
@@ -173,7 +173,7 @@ class _Place:
         return bool(self.op or self.module or self.stack or self.holder)
 
 
-_NAMELESS = _Place(0, 0, 0)
+_NAMELESS = _Site(0, 0, 0)
 
 
 def steady_growth(run: TrainingRun) -> Finding | None:
@@ -210,12 +210,12 @@ def steady_growth(run: TrainingRun) -> Finding | None:
     return _nameless(steps, grown, once, own=one_thread and not any(elsewhere))
 
 
-def _steady(places: dict[_Place, dict[int, int]], steps: Sequence[int]) -> dict[_Place, dict[int, int]]:
+def _steady(places: dict[_Site, dict[int, int]], steps: Sequence[int]) -> dict[_Site, dict[int, int]]:
     """The ``places`` that leave bytes behind in each of ``steps``."""
     return {place: by_step for place, by_step in places.items() if all(by_step.get(step, 0) > 0 for step in steps)}
 
 
-def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequence[int], each: Sequence[int]) -> Finding:
+def _leak(run: TrainingRun, places: dict[_Site, dict[int, int]], steps: Sequence[int], each: Sequence[int]) -> Finding:
     ordered = sorted(places, key=lambda place: -places[place][steps[-1]])
     holders = {place.holder for place in ordered}
     held = f", held by {holders.pop()}" if len(holders) == 1 and "" not in holders else ""
@@ -332,7 +332,7 @@ def _graphs(run: TrainingRun, place: int, peak: int) -> int:
     return len(np.unique(np.searchsorted(starts, born[run.kept_by_autograd(position)])))
 
 
-def _kind_of(run: TrainingRun, places: Collection[_Place]) -> tuple[str, str]:
+def _kind_of(run: TrainingRun, places: Collection[_Site]) -> tuple[str, str]:
     """What keeps the memory that the steps left at ``places``, and what to change."""
     lifetimes, saved = run.analysis.lifetimes, run.with_fact(Fact.SAVED) > 0
     left = _own(run) & (lifetimes.died == ALIVE) & (lifetimes.step >= run.steps[0].index)
@@ -422,7 +422,7 @@ def _by_step(steps: Sequence[int], each: Sequence[int]) -> str:
     return f"left behind by steps {steps[0]} to {steps[-1]}: {', '.join(map(format_bytes, each))}"
 
 
-def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
+def _left_behind(run: TrainingRun) -> dict[_Site, dict[int, int]]:
     """Bytes that were never freed, by place and step; without the block that stands for other threads.
 
     At most the growth of the place from the end of the step before: a batch loaded a step ahead is not freed in its
@@ -437,7 +437,7 @@ def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
     return found
 
 
-def _held_at_the_end(run: TrainingRun) -> dict[_Place, dict[int, int]]:
+def _held_at_the_end(run: TrainingRun) -> dict[_Site, dict[int, int]]:
     """Bytes known by their holder only, by holder and step.
 
     Holders are looked for at the end of the recording, so memory released before has none. Their growth in a step is at
@@ -463,9 +463,9 @@ def _own(run: TrainingRun) -> Mask:
     return mine
 
 
-def _never_freed(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> dict[_Place, dict[int, int]]:
+def _never_freed(run: TrainingRun, allocations: Mask, places: Callable[[int], _Site]) -> dict[_Site, dict[int, int]]:
     lifetimes, first = run.analysis.lifetimes, run.first_end
-    found: dict[_Place, dict[int, int]] = {}
+    found: dict[_Site, dict[int, int]] = {}
     for allocation in np.flatnonzero(allocations & (lifetimes.died == ALIVE) & (first < len(run.steps))).tolist():
         by_step = found.setdefault(places(allocation), {})
         step = run.steps[first[allocation]].index
@@ -481,18 +481,18 @@ def _grown(run: TrainingRun, allocations: Mask) -> list[int]:
 
 def _meant(run: TrainingRun) -> Mask:
     classes = run.analysis.classes
-    of_inputs = run.naming(INPUT)[classes.name]
+    of_inputs = run.recording.naming(INPUT)[classes.name]
     meant: Mask = np.isin(classes.category, [CODES[name] for name in _MEANT_TO_STAY])
     meant &= ~(classes.of(Category.GRADIENTS) & of_inputs)
     return meant
 
 
-def _growth(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> defaultdict[_Place, list[int]]:
+def _growth(run: TrainingRun, allocations: Mask, places: Callable[[int], _Site]) -> defaultdict[_Site, list[int]]:
     """For each place the growth of its ``allocations`` in each step, from the end of the step before."""
     lifetimes, ends, first = run.analysis.lifetimes, run.step_ends, run.first_end
     gone = np.searchsorted(ends, lifetimes.died, side="right")  # the first step end at which it is dead
     gone[lifetimes.died == ALIVE] = len(ends)
-    found: defaultdict[_Place, list[int]] = defaultdict(lambda: [0] * len(ends))
+    found: defaultdict[_Site, list[int]] = defaultdict(lambda: [0] * len(ends))
     for allocation in np.flatnonzero(allocations & (first < gone)).tolist():
         grown, size = found[places(allocation)], int(lifetimes.bytes[allocation])
         grown[first[allocation]] += size
@@ -501,23 +501,23 @@ def _growth(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]
     return found
 
 
-def _places(run: TrainingRun) -> Callable[[int], _Place]:
+def _places(run: TrainingRun) -> Callable[[int], _Site]:
     """A function that gives the place of an allocation."""
     lifetimes = run.analysis.lifetimes
-    return lambda allocation: _Place(
+    return lambda allocation: _Site(
         int(lifetimes.op[allocation]), int(lifetimes.module[allocation]), int(lifetimes.stack[allocation])
     )
 
 
-def _holders(run: TrainingRun) -> Callable[[int], _Place]:
+def _holders(run: TrainingRun) -> Callable[[int], _Site]:
     """A function that gives the holder of an allocation: ``kept[0]`` and ``kept[1]`` belong to one list."""
     facts = run.analysis.facts
     rows = np.flatnonzero(facts.fact == Fact.HELD)
     names = dict(zip(facts.allocation[rows].tolist(), facts.name[rows].tolist(), strict=True))
-    return lambda allocation: _Place(0, 0, 0, _KEY.sub("[*]", run.text(names[allocation])))
+    return lambda allocation: _Site(0, 0, 0, _KEY.sub("[*]", run.text(names[allocation])))
 
 
-def _place_in_words(run: TrainingRun, place: _Place) -> str:
+def _place_in_words(run: TrainingRun, place: _Site) -> str:
     if place.holder:
         return f"held by {place.holder}, allocated outside of forward, backward and update"
     return _made_by(run.text(place.op) or "unknown op", run.text(place.module), run.text(place.stack).splitlines())

@@ -21,7 +21,7 @@ from ampmem.analysis.jsonable import (
     named,
     schema_of_printed,
 )
-from ampmem.analysis.summary import DeviceSummary, Measured, Optimizer, PrecisionSummary, WholePeak
+from ampmem.analysis.summary import DeviceSummary, MeasuredPeak, Optimizer, PrecisionSummary, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName
 from ampmem.events import MeshAxis
@@ -75,7 +75,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPeak(Measured):
+class RankPeak(MeasuredPeak):
     """The peak of a rank in the compared step; ``op`` and ``module`` are null if not seen."""
 
     bytes: int
@@ -91,7 +91,7 @@ class RankPeak(Measured):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestPeak(Measured):
+class LargestPeak(MeasuredPeak):
     """The largest peak of all steps of a rank, including a step in which memory ran out."""
 
     step: int

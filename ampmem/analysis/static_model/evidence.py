@@ -155,7 +155,7 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
     facts = recording.facts
     gradients = facts.fact == Fact.GRADIENT
     # The integer tensors of a gradient are the indices of a sparse one.
-    indices = np.array([text in ("int32", "int64") for text in recording.texts], dtype=np.bool_)[facts.dtype]
+    indices = recording.naming("int32", "int64")[facts.dtype]
     alive_parameters = alive & history.classes.of(Category.PARAMETERS)
     # The memory of some optimizer states is, or becomes, a parameter's.
     of_parameters = _memories(history, alive_parameters, Fact.OPTIMIZER_STATE)

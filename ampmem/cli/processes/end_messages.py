@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -17,13 +17,13 @@ from ampmem.cli.options import ScriptOptions
 from ampmem.cli.processes.messages import Audience
 from ampmem.cli.processes.plan import Plan
 from ampmem.errors import ModelElsewhere, NothingRecorded
-from ampmem.failure import failure_of
+from ampmem.failure import FailureRecord, failure_of
 from ampmem.names import RAN_ON, RAN_ON_FAILED, RAN_ON_PREDICTED
 from ampmem.output import sized
 from ampmem.recorder.script import Target, texts_in
 from ampmem.recording import add_ending
 from ampmem.units import counted
-from ampmem.vocabulary import SourceKind
+from ampmem.vocabulary import Device, SourceKind
 
 if TYPE_CHECKING:
     from ampmem.analysis.summary import Summary
@@ -266,14 +266,14 @@ def _instead(session: Session) -> str:
     return "; FullyShardedDataParallel (FSDP1) needs a GPU; torch's fully_shard (FSDP2) also trains on a CPU"
 
 
-def predicted(simulation: Simulation, *, failed: bool) -> str:
-    """The memory that the run would have needed, in one line; a run that failed otherwise has no verdict."""
-    from ampmem.analysis.estimate import STOPPED, prediction_of
+def predicted(simulation: Simulation, failed: FailureRecord | None) -> str:
+    """The memory that the run would have needed, in one line; a run that ``failed`` otherwise has no verdict."""
+    from ampmem.analysis.estimate import prediction_of, until
     from ampmem.reporters.text.estimate import prediction_headline
 
     record, failure = simulation.end()
-    prediction = prediction_of(record, stopped=STOPPED if failed else "")
-    return prediction_headline(prediction, simulation.device.gpu.name, failure=failure)
+    found = prediction_of(record, stopped=until(failed))
+    return prediction_headline(found, simulation.device.gpu.name, failure=failure)
 
 
 def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -> bool:
@@ -298,15 +298,19 @@ def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -
     return bool(ooms)
 
 
-def show_tables(recording: Path, named: Path, audience: Audience) -> None:
-    """Show the tables of ``recording``, whose name on the command line is ``named``."""
+def show_tables(recording: Path, named: Path, audience: Audience, *, short: bool = False) -> None:
+    """Show the tables of ``recording``, whose name on the command line is ``named``.
+
+    ``short`` says that memory ran out, which has a report of its own.
+    """
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.layout import layout_for
+    from ampmem.reporters.text.out_of_memory import render_out_of_memory
     from ampmem.reporters.text.table import render_reports
 
-    report = replace(report_of(recording), file=str(named))
-    audience.show(render_reports([report], layout=layout_for(audience.screen)))
-    if line := _cheaper(report.summary):
+    report, layout = replace(report_of(recording), file=str(named)), layout_for(audience.screen)
+    audience.show(render_out_of_memory(report.summary, layout) if short else render_reports([report], layout=layout))
+    if not short and (line := _cheaper(report.summary)):
         audience.say(line)
 
 
@@ -331,15 +335,6 @@ def _cheaper(summary: Summary) -> str:
     )
 
 
-def show_shortage(recording: Path, _: Path, audience: Audience) -> None:
-    """Show the out-of-memory report of the run."""
-    from ampmem.cli.show import report_of
-    from ampmem.reporters.text.layout import layout_for
-    from ampmem.reporters.text.out_of_memory import render_out_of_memory
-
-    audience.show(render_out_of_memory(report_of(recording).summary, layout_for(audience.screen)))
-
-
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
@@ -355,15 +350,22 @@ _NO_GPU = (
 """What torch's errors say where a script needs CUDA and there is none."""
 
 
-def asks_for_cuda(code: CodeType) -> bool:
-    """Whether ``code`` names CUDA or a library that picks a device itself."""
-    picks = ("cuda", "accelerat", "lightning", "Trainer")
-    return any(word in text for text in texts_in(code) for word in picks)
+_PICK_A_GPU = ("cuda", "accelerat", "lightning", "Trainer")
+"""Words in a script that uses CUDA, or a library that picks a device itself."""
 
 
-def on_the_cpu(script: ScriptOptions) -> str:
-    """The words for a run that records the CPU only because torch sees no GPU."""
-    return f"; the memory is the CPU's, because torch sees no GPU: {_simulating(script)} simulates one"
+def say_if_on_the_cpu(
+    script: ScriptOptions, code: CodeType, say: Callable[[str], None], command: str = "profile"
+) -> None:
+    """Say that the run of a script with this ``code`` records the CPU only because torch sees no GPU, if it does.
+
+    ``command`` is the one to predict a GPU with.
+    """
+    from ampmem.recorder.sources.cuda.device import cuda_available  # torch, which takes a second, if it must be asked
+
+    asks = script.device is Device.AUTO and any(word in text for text in texts_in(code) for word in _PICK_A_GPU)
+    if asks and not cuda_available():
+        say(f"the memory is the CPU's, because torch sees no GPU: {_simulating(script, command)} simulates one")
 
 
 def without_gpu(script: ScriptOptions, failure: BaseException) -> str:
@@ -372,6 +374,6 @@ def without_gpu(script: ScriptOptions, failure: BaseException) -> str:
     return f"; torch sees no GPU: {_simulating(script)} simulates one" if any(each in said for each in _NO_GPU) else ""
 
 
-def _simulating(script: ScriptOptions) -> str:
-    module = ("-m",) if script.as_module else ()
-    return " ".join(("ampmem profile --gpu 24GiB", *map(quote, (*module, script.script_or_module, *script.arguments))))
+def _simulating(script: ScriptOptions, command: str = "profile") -> str:
+    words = ("ampmem", command, "--gpu", "24GiB", *["-m"] * script.as_module, script.script_or_module)
+    return " ".join(map(quote, (*words, *script.arguments)))

@@ -102,7 +102,8 @@ def launch_ranks(plan: Plan) -> NoReturn:
     if script.nproc_per_node is None:
         module, given = script.script_or_module, split(script.script_or_module, script.arguments)
     else:
-        module, given = TORCHRUN, _torchrun(script)
+        options = ("--standalone", "--nproc-per-node", str(script.nproc_per_node))
+        module, given = TORCHRUN, like(CommandLine, script, options=options, script=script.script_or_module)
     target = find_module(module, given.options)
     plan = plan.protect(plan.output or Path("of the ranks"))
     plan.protected.pass_on()
@@ -136,12 +137,6 @@ def split(module: str, arguments: Sequence[str]) -> CommandLine:
     return CommandLine(
         options=options, script=given.training_script, as_module=bool(given.module), arguments=tuple(rest)
     )
-
-
-def _torchrun(script: ScriptOptions) -> CommandLine:
-    """torchrun's command line that runs ``script`` in ``--nproc-per-node`` processes on this machine."""
-    options = ("--standalone", "--nproc-per-node", str(script.nproc_per_node))
-    return like(CommandLine, script, options=options, script=script.script_or_module)
 
 
 def _worker(plan: Plan, given: CommandLine, names: Path) -> list[str]:

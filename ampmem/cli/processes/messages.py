@@ -96,12 +96,11 @@ class Person(Audience):
     def step(self, ended: StepEnded) -> None:
         """Print a line for steps 1, 2, 4, 8 and so on, and for the last.
 
-        Each line is complete: the script's own output would continue an open one. A line of the script's that has no
-        end yet stays above it.
+        A line of the script's that has no end yet goes on below.
         """
         due = ended.done == ended.wanted or ended.done & (ended.done - 1) == 0
         if due and self._terminal.is_screen():
-            self._terminal.say(f"step {ended.done} of {ended.wanted}")
+            self._terminal.say_above(f"step {ended.done} of {ended.wanted}")
 
 
 class Parent(Audience):

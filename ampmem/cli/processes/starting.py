@@ -61,9 +61,12 @@ def _environment() -> dict[str, str]:
     return {"PYTHONHASHSEED": "0", **os.environ}
 
 
-def warmed(device: Device) -> AbstractContextManager[Warmed | None]:
-    """A warmed process for runs on ``device``, if it is simulated and the platform is Linux, where forking works."""
-    return Warmed() if device is Device.SIMULATED and sys.platform == "linux" else nullcontext()
+def warmed(device: Device, imports: str = "") -> AbstractContextManager[Warmed | None]:
+    """A warmed process for runs on ``device``, if it is simulated and the platform is Linux, where forking works.
+
+    It also runs ``imports``, the import statements of a script of ampmem's own.
+    """
+    return Warmed(imports) if device is Device.SIMULATED and sys.platform == "linux" else nullcontext()
 
 
 class Warmed:
@@ -73,7 +76,8 @@ class Warmed:
     trial leaves nothing behind, and random numbers are seeded anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, imports: str = "") -> None:
+        self._imports = imports
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
@@ -98,7 +102,7 @@ class Warmed:
                 self._connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with there:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-c", _SERVE, ROOT, str(there.fileno())],
+                        [sys.executable, "-c", _SERVE, ROOT, str(there.fileno()), self._imports],
                         env=_environment(),
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,

@@ -25,7 +25,7 @@ from ampmem.recorder.marker import FORMS, step_on_text
 from ampmem.recorder.options import Asked, asked_in_python
 from ampmem.recording import SUFFIX
 from ampmem.reporters.html.notebook import MOST, Card, Remark, frame, html_of
-from ampmem.reporters.html.picture import picture_of
+from ampmem.reporters.html.small_timeline import small_timeline
 from ampmem.units import counted, format_bytes
 from ampmem.vocabulary import FORCED_PRECISIONS, Device, Precision
 
@@ -40,7 +40,7 @@ def framed_bundle(said: Sequence[str], recordings: Sequence[Path], tables: Bundl
     """
     text = "\n".join(["ampmem: " + " ".join(said), "", tables["text/plain"]])
     if light:
-        below = "".join([*map(picture_of, recordings), tables.get("text/html", "")])
+        below = "".join([*map(small_timeline, recordings), tables.get("text/html", "")])
         return {"text/plain": text, "text/html": _head(said) + below}
     framed = frame(recordings, "ampmem: the report of this cell")
     if framed is None:

@@ -25,7 +25,7 @@ from ampmem.analysis.summary import Summary
 from ampmem.block import ENDS_LATER
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.integrations.pytest.limits import NO_LIMITS, Limits
-from ampmem.output import open_output
+from ampmem.output import write_text
 from ampmem.reporters.text.check import render_check
 from ampmem.reporters.text.layout import NARROWEST, WIDEST, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT, or_absent, signed
@@ -169,8 +169,7 @@ class Baselines:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot write {self.named / file_of(test, block)}: {error}") from None
-        with open_output(path, force=True) as stream:
-            stream.write(replace(side.summary, top=(), findings=()).to_json() + "\n")
+        write_text(path, replace(side.summary, top=(), findings=()).to_json() + "\n", force=True)
         return True
 
 

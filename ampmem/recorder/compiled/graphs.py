@@ -15,7 +15,7 @@ from itertools import takewhile
 from operator import eq
 from typing import NamedTuple
 
-from ampmem.recorder.compiled.text import Held, Text
+from ampmem.recorder.compiled.text import BufferContents, Text
 from ampmem.recorder.facts.log import Texts
 from ampmem.recorder.models.models import ROOT
 from ampmem.recorder.models.stacks import stack_text
@@ -122,7 +122,7 @@ class Name(NamedTuple):
     op: int
     module: int
     stack: int
-    held: Held
+    held: BufferContents
 
 
 class Names:
@@ -142,7 +142,7 @@ class Names:
             self._lines[line] = None if held is None else self.name(held)
         return self._lines[line]
 
-    def name(self, held: Held) -> Name:
+    def name(self, held: BufferContents) -> Name:
         """The name of a buffer."""
         module, stack = self._place(held) or (0, 0)
         op = held.op or ("aten::_to_copy" if held.cast and self.parameter(held.cast) else "")
@@ -154,7 +154,7 @@ class Names:
         at = inputs.index(name) if name in inputs else len(self._parameters)
         return self._parameters[at] if at < len(self._parameters) else 0
 
-    def saved(self) -> Iterator[tuple[int, str, Held | None]]:
+    def saved(self) -> Iterator[tuple[int, str, BufferContents | None]]:
         """The index among the results, the name in backward's text, and the contents of each saved tensor."""
         text, pair = self._graph.text, self._graph.pair
         names = [] if pair is None else [name for name in pair.text.inputs if not name.startswith(_TANGENT)]
@@ -164,7 +164,7 @@ class Names:
             if index >= 0:
                 yield index, name, text.of(text.returned[index])
 
-    def _place(self, held: Held) -> tuple[int, int] | None:
+    def _place(self, held: BufferContents) -> tuple[int, int] | None:
         """Text ids of module and stack of ``held``."""
         text, forward = self._graph.text, self._forward
         if not text.backward:
@@ -174,7 +174,7 @@ class Names:
             return None
         return forward.of_parameter(held.gradient) or forward.of_sources(held, text) or self._of_reads(held)
 
-    def of_sources(self, held: Held, text: Text) -> tuple[int, int] | None:
+    def of_sources(self, held: BufferContents, text: Text) -> tuple[int, int] | None:
         """The place of the nodes of dynamo's graph that ``held``, a buffer of ``text``, comes from."""
         known = {} if self._graph.traced is None else self._graph.traced.origins
         for source in held.sources:
@@ -184,7 +184,7 @@ class Names:
                 return self._module(found.module), self._stack(found.stack)
         return None
 
-    def _nearest(self, origins: Sequence[Origin], held: Held, text: Text) -> Origin:
+    def _nearest(self, origins: Sequence[Origin], held: BufferContents, text: Text) -> Origin:
         """The one of ``origins`` whose module is the nearest to that of the parameters of which ``held`` was made."""
         paths = [self._texts.value(self._module(each.module)).split(".") for each in origins]
         for parameter in filter(None, map(self.parameter, _arguments(held, text))):
@@ -205,7 +205,7 @@ class Names:
         lines = (each.stack for each in origins if self._module(each.module) == path)
         return path, self._stack(next(lines, ""))
 
-    def _of_reads(self, held: Held) -> tuple[int, int] | None:
+    def _of_reads(self, held: BufferContents) -> tuple[int, int] | None:
         """The place of the nearest saved tensor of which ``held`` was made."""
         found = map(self._forward.of_saved, _arguments(held, self._graph.text)) if self._forward is not None else ()
         return next(filter(None, found), None)
@@ -221,7 +221,7 @@ class Names:
         else:
             held = next((held for _, each, held in self.saved() if each == name), None)
             if name in text.source_of:
-                held = replace(held or Held(), sources=(text.source_of[name],))
+                held = replace(held or BufferContents(), sources=(text.source_of[name],))
         return None if held is None else self.of_sources(held, text)
 
     def _named_inputs(self, traced: Traced) -> Iterator[tuple[Part, tuple[str, ...]]]:
@@ -261,7 +261,7 @@ _TANGENT = "tangents_"
 """How backward's text calls the gradient of one of forward's results; the number follows."""
 
 
-def _arguments(held: Held, text: Text) -> Iterator[str]:
+def _arguments(held: BufferContents, text: Text) -> Iterator[str]:
     """The arguments of the graph of which ``held`` was made, the nearest first."""
     seen = dict.fromkeys(reversed(held.reads))
     waiting = list(seen)

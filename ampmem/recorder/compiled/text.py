@@ -55,7 +55,7 @@ _VIEWS = frozenset(
 """ATen ops that only look at memory in another way, or copy it as it is."""
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """Type, shape and strides of a tensor; a symbolic size is ``None``."""
 
     dtype: str
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class BufferContents:
     """What a buffer holds. ``sources`` are nodes of dynamo's graph, the likeliest first.
 
     ``op`` is the ATen op that made it (``aten::mm``), ``cast`` the argument of which it is only a copy in 16 bit,
@@ -84,13 +84,13 @@ class Held:
 
     op: str = ""
     sources: tuple[str, ...] = ()
-    layout: Layout | None = None
+    layout: TensorLayout | None = None
     cast: str = ""
     reads: tuple[str, ...] = ()
     gradient: int | None = None
     known: bool = True
     """Whether a comment says of which nodes it was made."""
-    others: tuple[Held, ...] = ()
+    others: tuple[BufferContents, ...] = ()
     """The copies in 16 bit that the same memory holds at other times."""
 
     @property
@@ -109,7 +109,7 @@ class _Kernel:
     sources: list[str] = field(default_factory=list)
     ops: list[str] = field(default_factory=list)
     source_of: dict[str, str] = field(default_factory=dict)
-    layouts: dict[str, list[Layout]] = field(default_factory=dict)
+    layouts: dict[str, list[TensorLayout]] = field(default_factory=dict)
     targets: dict[str, str] = field(default_factory=dict)
     returned: list[str] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
@@ -150,8 +150,8 @@ class Text:
         """The line of each allocation by the text itself, in order, and its bytes if they are known."""
         self.source_of: dict[str, str] = {}
         """Node of dynamo's graph for each node of AOT's graph that a comment names."""
-        self._values: dict[str, Held] = {}
-        self._layouts: dict[str, Layout] = {}
+        self._values: dict[str, BufferContents] = {}
+        self._layouts: dict[str, TensorLayout] = {}
         self._begins: dict[str, str] = {}
         """The name under which the memory of a name was allocated."""
         self._shapes: dict[str, tuple[int | None, ...]] = {}
@@ -161,7 +161,7 @@ class Text:
         self._lines: dict[int, str] = {}
         self._steps: list[tuple[tuple[str, ...], tuple[str, ...], str]] = []
         """What each statement reads and fills, and the op that reads it."""
-        self._scratch: dict[int, Held] = {}
+        self._scratch: dict[int, BufferContents] = {}
         """What kernels called at a line allocate for themselves."""
         self._filled: dict[int, str] = {}
         """The first buffer that the kernel called at a line fills."""
@@ -174,11 +174,11 @@ class Text:
         for line, name in self._filled.items():
             self._scratch[line] = replace(self._scratch[line], gradient=self._gradients.get(name))
 
-    def at(self, line: int) -> Held | None:
+    def at(self, line: int) -> BufferContents | None:
         """What the memory allocated at ``line`` holds: what the graph returns in it, or else what it held first."""
         return self._held_by.get(self._lines.get(line, "")) or self._scratch.get(line)
 
-    def of(self, name: str) -> Held | None:
+    def of(self, name: str) -> BufferContents | None:
         """What the buffer ``name`` holds, whatever its memory holds at other times."""
         return self._values.get(name)
 
@@ -227,14 +227,14 @@ class Text:
     def _statement(self, number: int, text: str, comment: re.Match[str] | None, *, outermost: bool) -> bool:
         """Read one statement of the graph; returns whether it computes something."""
         if found := _ALLOCATED.match(text):
-            name, layout = found[1], Layout(found[4], _sizes(found[2]), _sizes(found[3]))
+            name, layout = found[1], TensorLayout(found[4], _sizes(found[2]), _sizes(found[3]))
             self._layouts[name], self._lines[number] = layout, name
             self.allocations.append((number, layout.bytes))
         elif found := _VIEWED.match(text):
             self._reuse_memory(found[1], found[2])
             if found[2] in self._layouts:
                 dtype = self._layouts[found[2]].dtype
-                self._layouts[found[1]] = Layout(dtype, _sizes(found[3]), _sizes(found[4]))
+                self._layouts[found[1]] = TensorLayout(dtype, _sizes(found[3]), _sizes(found[4]))
         elif found := _SIZED.match(text):
             self._shapes[found[1]] = _sizes(found[2])
         elif found := _ITEM.match(text):
@@ -286,7 +286,7 @@ class Text:
     ) -> None:
         """Note that ``kernel``, called at line ``number`` below ``comment``, fills the buffers ``names``."""
         sources, ops = map(_items_of_list, comment.groups()) if comment is not None else ([], [])
-        whole = Held(op=_op("", "", ops), sources=self._sources("", kernel, sources), reads=reads)
+        whole = BufferContents(op=_op("", "", ops), sources=self._sources("", kernel, sources), reads=reads)
         if self.backward and comment is not None:
             named_after = set(map(_short, ops))  # AOT names a node after its op, dynamo after what the script calls
             self.own[number] = [source for source in sources if _NUMBER.sub("", source) in named_after]
@@ -297,7 +297,7 @@ class Text:
         arguments = [name for name in reads if name not in self._values]
         cast = arguments[0] if kernel.casts and len(arguments) == len(names) == 1 else ""
         for name, node in zip(names, self._nodes(names, kernel), strict=True):
-            self._values[name] = Held(
+            self._values[name] = BufferContents(
                 op=_op(kernel.targets.get(node, ""), kernel.source_of.get(node, ""), ops),
                 sources=self._sources(node, kernel, sources),
                 layout=self._layouts.get(name),
@@ -349,12 +349,12 @@ class Text:
             names.setdefault(begin, [begin]).append(name)
         return names
 
-    def _tensor_in(self, begin: str, names: Sequence[str]) -> Held:
+    def _tensor_in(self, begin: str, names: Sequence[str]) -> BufferContents:
         casts = tuple(self._values[name] for name in names if name in self._values and self._values[name].cast)
         kept = [name for name in names if name in self.returned and name in self._values]
         first = [name for name in names if name in self._values]
         chosen = [*reversed(kept), *first, begin][0]
-        held = self._values.get(chosen, Held(layout=self._layouts.get(chosen), known=False))
+        held = self._values.get(chosen, BufferContents(layout=self._layouts.get(chosen), known=False))
         layout = self._layouts.get(begin) if held.layout is None else held.layout
         others = tuple(each for each in casts if each is not held)
         return replace(held, layout=layout, gradient=self._gradients.get(chosen), others=others)
@@ -378,7 +378,7 @@ def _read_comment(kernel: _Kernel, line: str) -> None:
     elif found := _NODE.match(line):
         name, dtype, shape, strides, _, target = found.groups()
         if dtype is not None:
-            layout = Layout(_DTYPES.get(dtype, dtype), _sizes(shape), _sizes(strides))
+            layout = TensorLayout(_DTYPES.get(dtype, dtype), _sizes(shape), _sizes(strides))
             kernel.layouts.setdefault(name, []).append(layout)
         if target is not None:
             kernel.targets[name] = target

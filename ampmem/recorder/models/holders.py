@@ -430,7 +430,7 @@ class Variables:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._codes: dict[int, _Code] = {}
+        self._codes: dict[int, _FrameCode] = {}
         """Code seen so far, by ``id``: hashing a code object takes time in proportion to its size."""
         self._places: dict[tuple[int, str, int | None], int] = {}
         """Text ids of places, by ``id`` of the code, variable and line."""
@@ -500,10 +500,10 @@ class Variables:
                 return
             frame = frame.f_back
 
-    def _code(self, code: CodeType) -> _Code:
+    def _code(self, code: CodeType) -> _FrameCode:
         found = self._codes.get(id(code))
         if found is None:
-            found = self._codes[id(code)] = _Code(code)
+            found = self._codes[id(code)] = _FrameCode(code)
         return found
 
     def _place_id(self, name: str, frame: FrameType) -> int:
@@ -673,7 +673,7 @@ def _part(kind: type, key: Any) -> str | None:
     return f"[{key}]" if issubclass(kind, list) else f".{key}"
 
 
-class _Code:
+class _FrameCode:
     """What is known of the code object of a frame."""
 
     def __init__(self, code: CodeType) -> None:

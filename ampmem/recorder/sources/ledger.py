@@ -203,7 +203,7 @@ class Ledger:
         """Blocks of the baseline that are still to be written: (time, address, bytes)."""
         self._elsewhere = self._mapping = 0
         """Indices of :data:`ELSEWHERE` and :data:`MAPPED` among the ops."""
-        self._rows = _Rows()
+        self._rows = _RawRows()
         self.told_by_size = 0
         """Bytes of blocks freed by other threads that only their sizes identify."""
 
@@ -227,7 +227,7 @@ class Ledger:
 
         ``ops`` are the names of the nodes; the names for other threads and mapped memory are added.
         """
-        rows = self._rows = _Rows()
+        rows = self._rows = _RawRows()
         self._elsewhere = ops.setdefault(ELSEWHERE, len(ops))
         self._mapping = ops.setdefault(MAPPED, len(ops))
         for time, address, size in self._pending:
@@ -243,8 +243,8 @@ class Ledger:
     def _settle_events(self, events: Profiled, beside: list[SeenStorage | Died]) -> None:
         """Process the ``events``, and those of ``beside`` up to the last event.
 
-        Most events change the total by their own bytes at an address in the expected state: :meth:`_Rows.events` makes
-        the rows of these. This loop is the hottest of a recording.
+        Most events change the total by their own bytes at an address in the expected state: :meth:`_RawRows.events`
+        makes the rows of these. This loop is the hottest of a recording.
         """
         rows, blocks, foreign, dead = self._rows, self._blocks, self._foreign, self._dead
         counted, expected = self._counted, self._expected()
@@ -419,7 +419,7 @@ class Ledger:
         self._rows.add((time, Action.FREE, address, size, UNKNOWN, 0, -1))
 
 
-class _Rows:
+class _RawRows:
     """Collects the rows of :class:`RawEvents` that are not made directly from an event."""
 
     def __init__(self) -> None:

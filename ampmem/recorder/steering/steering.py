@@ -155,7 +155,7 @@ _PLAIN_SCALERS = (GradScaler, torch.cuda.amp.grad_scaler.GradScaler, torch.cpu.a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Open:
+class _OpenRegion:
     """An open autocast region; ``scripts`` says that the script entered it, for the session's device type."""
 
     region: Any
@@ -166,7 +166,7 @@ class _Regions(threading.local):
     """The autocast regions open on this thread, outermost first, of all device types, including ampmem's."""
 
     def __init__(self) -> None:
-        self.open: list[_Open] = []
+        self.open: list[_OpenRegion] = []
 
     def pop(self, region: Any) -> Any:
         """Remove ``region``; returns the one entered directly after it, if that is still open."""
@@ -269,7 +269,7 @@ class Steering:
                 result = original(region)
             finally:
                 say_region(region, said)
-            self._regions.open.append(_Open(region=region, scripts=scripts))
+            self._regions.open.append(_OpenRegion(region=region, scripts=scripts))
             return result
 
         return __enter__
@@ -356,7 +356,7 @@ class Steering:
         self._float16_seen |= dtype == torch.float16
         region = autocast(self._device_type, dtype=dtype, cache_enabled=self._cache)
         self._enter(region)
-        self._regions.open.append(_Open(region=region, scripts=False))
+        self._regions.open.append(_OpenRegion(region=region, scripts=False))
         self._ours, self._opener, self.wrapped = region, opener, True
 
     def _after(self, module: nn.Module, *_: Any) -> None:

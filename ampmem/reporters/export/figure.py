@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES
-from ampmem.output import open_output
+from ampmem.output import write_text
 from ampmem.reporters.html.palette import FILLS, label
 from ampmem.reporters.html.stream import extreme_positions
 
@@ -21,8 +21,7 @@ _MIB = 1 << 20
 
 def write_figure(analysis: Analysis, path: Path, *, force: bool = False) -> None:
     """Write the figure; ``force`` replaces a file. Raises :class:`~ampmem.errors.UsageError` if it is not writable."""
-    with open_output(path, force=force) as stream:
-        stream.write(timeline_figure(analysis).to_json())
+    write_text(path, timeline_figure(analysis).to_json(), force=force)
 
 
 def timeline_figure(analysis: Analysis) -> go.Figure:

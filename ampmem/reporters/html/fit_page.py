@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ampmem.analysis.fit import FitResult, PrecisionFit
 from ampmem.analysis.timeline.categories import Category
-from ampmem.output import open_output
+from ampmem.output import write_text
 from ampmem.reporters.html.page import ChartView, render_chart
 from ampmem.reporters.html.palette import FILLS, Fill
 from ampmem.reporters.text.fit import (
@@ -77,9 +77,7 @@ class FitView(ChartView):
 
 def write_fit(fit: FitResult, output: Path, *, force: bool = False) -> None:
     """Write the page of ``fit``. Raises :class:`~ampmem.errors.UsageError` when ``output`` cannot be written."""
-    page = render_chart("fit", fit_view(fit))
-    with open_output(output, force=force) as stream:
-        stream.write(page)
+    write_text(output, render_chart("fit", fit_view(fit)), force=force)
 
 
 def fit_view(fit: FitResult) -> FitView:

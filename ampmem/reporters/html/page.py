@@ -48,7 +48,7 @@ class BundleError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Module:
+class _JsModule:
     """A module: ``name`` is its path from the entry's folder, ``names`` are all top-level names.
 
     ``exports`` are the exported names. ``imports`` are names of modules, each with the names imported from it.
@@ -63,14 +63,14 @@ class _Module:
 
 def bundle(entry: Path) -> str:
     """``entry`` and all modules that it imports, each after its own imports."""
-    modules: dict[str, _Module] = {}
+    modules: dict[str, _JsModule] = {}
     _collect(entry.parent, entry.name, modules, ())
     _check(modules.values())
     bodies = "\n".join(f"// {module.name}\n{module.body}" for module in modules.values())
     return f'(async () => {{\n"use strict";\n{bodies}\n}})();\n'
 
 
-def _collect(folder: Path, name: str, modules: dict[str, _Module], above: tuple[str, ...]) -> None:
+def _collect(folder: Path, name: str, modules: dict[str, _JsModule], above: tuple[str, ...]) -> None:
     if name in above:
         raise BundleError(f"{' -> '.join((*above, name))}: these modules import each other in a cycle")
     if name in modules:
@@ -91,7 +91,7 @@ def _resolved(name: str, path: str) -> str:
     return found
 
 
-def _parse(folder: Path, name: str) -> _Module:
+def _parse(folder: Path, name: str) -> _JsModule:
     text = (folder / name).read_text(encoding="utf-8")
     never = _NEVER.search(text)
     if never:
@@ -112,7 +112,7 @@ def _parse(folder: Path, name: str) -> _Module:
         elif _MODULE_WORD.match(line):
             raise BundleError(f"{name}:{number}: this form of import or export is not supported: {line.strip()}")
         lines.append(line)
-    return _Module(
+    return _JsModule(
         name=name,
         imports=tuple(imports),
         names=tuple(names),
@@ -121,7 +121,7 @@ def _parse(folder: Path, name: str) -> _Module:
     )
 
 
-def _check(modules: Iterable[_Module]) -> None:
+def _check(modules: Iterable[_JsModule]) -> None:
     by_name = {module.name: module for module in modules}
     owner: dict[str, str] = {}
     for module in by_name.values():

@@ -11,7 +11,7 @@ import numpy as np
 
 from ampmem.analysis.jsonable import like
 from ampmem.analysis.watched import WatchedSummary, full_recording, watched_run
-from ampmem.output import check_output, open_output
+from ampmem.output import check_output, write_text
 from ampmem.recording.watched import Row
 from ampmem.recording.watched_file import read_watched
 from ampmem.reporters.html.page import ChartView, render_chart
@@ -98,9 +98,8 @@ def write_watched(file: Path, output: Path, *, force: bool = False) -> list[Path
                 recording = Path(folder) / f"{file.stem}-{part.first}.ampmem"
                 full_recording(run, part.number, recording)
                 write([recording], pages[part.number], force=True)
-    with open_output(output, force=force) as stream:
-        names = {number: page.name for number, page in pages.items()}
-        stream.write(render_chart("watched", watched_view(found, run.rows, names)))
+    names = {number: page.name for number, page in pages.items()}
+    write_text(output, render_chart("watched", watched_view(found, run.rows, names)), force=force)
     return [output, *pages.values()]
 
 

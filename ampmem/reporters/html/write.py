@@ -22,7 +22,7 @@ from ampmem.analysis.ranks.ranks import SCHEMA as RANKS
 from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
-from ampmem.output import check_output, open_output
+from ampmem.output import check_output, write_text
 from ampmem.recording import check_recording, rank_of, world_size_of
 from ampmem.reporters.html.advise_page import advice_view
 from ampmem.reporters.html.comparison import changes_view, compared_runs, difference_headline, difference_verdict
@@ -134,9 +134,7 @@ def write_difference(before: Side, after: Side, found: Difference, output: Path,
 
 def _write(view: PageView | FitResult | AdviceDocument, output: Path, progress: PageProgress, *, force: bool) -> None:
     progress.say(f"writing {output.name}")
-    page = _rendered(view)
-    with open_output(output, force=force) as stream:
-        stream.write(page)
+    write_text(output, _rendered(view), force=force)
 
 
 def write_advice(
@@ -157,8 +155,7 @@ def write_advice(
             name = "the script as it is" if part == "before" else found.runs[0].change
             links.append((f"timeline of {name}", page.name))
             pages.append(page)
-    with open_output(output, force=force) as stream:
-        stream.write(render_chart("advise", advice_view(found, tuple(links))))
+    write_text(output, render_chart("advise", advice_view(found, tuple(links))), force=force)
     return [output, *pages]
 
 
@@ -174,11 +171,8 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
 def _rendered(view: PageView | FitResult | AdviceDocument) -> str:
     if isinstance(view, PageView):
         return render(view)
-    return (
-        render_chart("fit", fit_view(view))
-        if isinstance(view, FitResult)
-        else render_chart("advise", advice_view(view))
-    )
+    kind, shown = ("fit", fit_view(view)) if isinstance(view, FitResult) else ("advise", advice_view(view))
+    return render_chart(kind, shown)
 
 
 _PRINTED = (

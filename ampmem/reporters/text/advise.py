@@ -22,7 +22,9 @@ def render_advice(found: AdviceDocument, layout: Layout = PLAIN) -> str:
             sections.append("\n".join([layout.strong(title), "", *lines]))
     best = best_change(found)
     if rows_of_blocks(found):
-        sections.append(f"{layout.strong(BLOCKS)}\n\n{_table_of_blocks(found, layout)}")
+        place, block, *figures = COLUMNS_OF_BLOCKS
+        columns = [number(place), words(block), *map(number, figures)]
+        sections.append(f"{layout.strong(BLOCKS)}\n\n{table(columns, rows_of_blocks(found), layout)}")
     if best is not None:
         tries = command_lines(best.command, layout.width)
         sections.append("\n".join([layout.strong(f"in code: {best.change}"), "", *best.code, *tries]))
@@ -65,11 +67,6 @@ def rows_of_blocks(found: AdviceDocument) -> list[list[str]]:
         ]
         for place, block in enumerate(found.blocks, 1)
     ]
-
-
-def _table_of_blocks(found: AdviceDocument, layout: Layout) -> str:
-    place, block, *figures = COLUMNS_OF_BLOCKS
-    return table([number(place), words(block), *map(number, figures)], rows_of_blocks(found), layout)
 
 
 def computed_lines(found: AdviceDocument) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.answer import Answer, Change, Composition, Effect, PeakOf, Verdict
+from ampmem.analysis.answer import Answer, CategoryChange, Composition, Effect, PeakOf, Verdict
 from ampmem.analysis.largest import Held
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.out_of_memory import FailedRequest
@@ -247,7 +247,7 @@ def _why(answer: Answer) -> str:
     return _all_changed(answer, answer.changes)
 
 
-def _all_changed(answer: Answer, changes: Sequence[Change]) -> str:
+def _all_changed(answer: Answer, changes: Sequence[CategoryChange]) -> str:
     """The differences in ``changes``, the largest first; empty if none is worth mentioning."""
     notable, rest = _notable(answer, changes)
     parts = [_changed(answer, change) for change in notable]
@@ -256,7 +256,7 @@ def _all_changed(answer: Answer, changes: Sequence[Change]) -> str:
     return "; ".join(parts)
 
 
-def _notable(answer: Answer, changes: Sequence[Change]) -> tuple[Sequence[Change], int]:
+def _notable(answer: Answer, changes: Sequence[CategoryChange]) -> tuple[Sequence[CategoryChange], int]:
     """The changes worth mentioning, and the sum of the others; 0 if there are no others."""
     whole = abs(sum(change.difference for change in changes))
     least = min(answer.least_notable, _SHARE_OF_DIFFERENCE * whole) or answer.least_notable
@@ -268,7 +268,7 @@ def _notable(answer: Answer, changes: Sequence[Change]) -> tuple[Sequence[Change
     return ([*shown, *others], 0) if len(others) == 1 else (shown, rest)
 
 
-def _changed(answer: Answer, change: Change) -> str:
+def _changed(answer: Answer, change: CategoryChange) -> str:
     size, what = format_bytes(abs(change.difference)), name(change.category)
     if change.category is Category.ACTIVATIONS and change.before:
         return _activations(answer, change, size)
@@ -276,7 +276,7 @@ def _changed(answer: Answer, change: Change) -> str:
     return f"{what} {verb} {'by ' if change.difference < 0 else ''}{size}"
 
 
-def _activations(answer: Answer, change: Change, size: str) -> str:
+def _activations(answer: Answer, change: CategoryChange, size: str) -> str:
     ratio = change.after / change.before
     if ratio > 1:
         stay, _ = _in_float32(answer)

@@ -166,7 +166,7 @@ def room(fit: FitResult) -> tuple[int, int] | None:
     if fit.gpu.outside is None or fit.gpu.outside_at_most is None:
         return None
     limit = fit.gpu.total if fit.gpu.allowed is None else fit.gpu.allowed
-    return min(fit.gpu.total - fit.gpu.outside_at_most, limit), min(fit.gpu.total - fit.gpu.outside, limit)
+    return max(min(fit.gpu.total - fit.gpu.outside_at_most, limit), 0), min(fit.gpu.total - fit.gpu.outside, limit)
 
 
 def room_in_words(fit: FitResult) -> str:

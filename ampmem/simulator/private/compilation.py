@@ -45,7 +45,7 @@ _ALIGNMENT = 16
 """Bytes to which Inductor's kernels expect their inputs to be aligned."""
 
 
-class Watcher(Protocol):
+class Compiling(Protocol):
     """What the simulation does about compiled code."""
 
     waits: bool
@@ -84,7 +84,7 @@ class Kernel:
     """Number of launch configurations that Inductor tries at the first launch; it tries none if there is only one."""
     mutated: tuple[int, ...]
     """The arguments that the kernel changes in place, which each trial gets as copies."""
-    watcher: Watcher
+    watcher: Compiling
 
     def run(self, *arguments: Any, **_: Any) -> None:
         """Launch it."""
@@ -103,7 +103,7 @@ def load() -> None:
 
 
 @undone_together
-def prepare(ready: Callable[[], None], watcher: Watcher) -> Iterator[Undo]:
+def prepare(ready: Callable[[], None], watcher: Compiling) -> Iterator[Undo]:
     """Call ``ready`` before any code is compiled, and tell ``watcher`` of compiled code; returns the undo.
 
     Dynamo calls a function of its own to learn what to do with compiled code (since 2.6), and one before and after it.
@@ -147,7 +147,7 @@ def _options_of(backend: Any) -> dict[str, Any]:
 
 
 @undone_together
-def install(mode: Any, watcher: Watcher, stream: Callable[[], int]) -> Iterator[Undo]:
+def install(mode: Any, watcher: Compiling, stream: Callable[[], int]) -> Iterator[Undo]:
     """Make Inductor compile for the device of ``mode``; returns the undo. ``stream`` returns the current stream."""
     yield _forget_answers
     _forget_answers()
@@ -183,7 +183,7 @@ def _forget_answers() -> None:
 
 
 @undone_together
-def _trace(mode: Any, watcher: Watcher) -> Iterator[Undo]:
+def _trace(mode: Any, watcher: Compiling) -> Iterator[Undo]:
     """Let dynamo trace tensors of the device, and see what it does."""
     from torch._dynamo import convert_frame, output_graph, trace_rules
     from torch._dynamo.variables.optimizer import OptimizerVariable
@@ -232,12 +232,13 @@ def _watched_errors(suppressed: list[None], original: Callable[..., str]) -> Cal
     return format_error_msg
 
 
-def _watched_frames(watcher: Watcher, suppressed: list[None], original: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_frames(watcher: Compiling, suppressed: list[None], original: Callable[..., Any]) -> Callable[..., Any]:
     def convert(wrapper: Any, frame: Any, *rest: Any) -> Any:
         recurrent, breaks, errors = _recurrent(), watcher.breaks.total(), len(suppressed)
         try:
             # Dynamo itself traces without modes, except inside of DistributedDataParallel.
-            with without_modes() if _is_inside_ddp() else nullcontext():
+            inside = torch.distributed.is_available() and DistributedDataParallel._get_active_ddp_module() is not None
+            with without_modes() if inside else nullcontext():
                 found = original(wrapper, frame, *rest)
         except Exception as error:
             raise _cause_of(error, watcher) from None
@@ -267,11 +268,7 @@ def _recurrent() -> int:
     return sum(times for reason, times in reasons.items() if reason.startswith(_RECURRENT))
 
 
-def _is_inside_ddp() -> bool:
-    return torch.distributed.is_available() and DistributedDataParallel._get_active_ddp_module() is not None
-
-
-def _cause_of(error: Exception, watcher: Watcher) -> Exception:
+def _cause_of(error: Exception, watcher: Compiling) -> Exception:
     """What the script gets for an ``error`` while it is compiled: one of the simulation's, or out of memory, if any."""
     cause: BaseException | None = error
     while cause is not None:
@@ -285,7 +282,7 @@ def _cause_of(error: Exception, watcher: Watcher) -> Exception:
     return error
 
 
-def _watched_breaks(watcher: Watcher, original: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_breaks(watcher: Compiling, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_subgraph(graph: Any, tx: Any, reason: Any, *rest: Any, **how: Any) -> Any:
         if reason.graph_break:
@@ -295,7 +292,7 @@ def _watched_breaks(watcher: Watcher, original: Callable[..., Any]) -> Callable[
     return compile_subgraph
 
 
-def _watched_graphs(watcher: Watcher, original: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_graphs(watcher: Compiling, original: Callable[..., Any]) -> Callable[..., Any]:
     inside: list[None] = []  # it calls itself
 
     @functools.wraps(original)
@@ -507,7 +504,7 @@ def _keep_random_states(mode: Any) -> Undo:
 
 
 @undone_together
-def _without_kernels(watcher: Watcher) -> Iterator[Undo]:
+def _without_kernels(watcher: Compiling) -> Iterator[Undo]:
     """Take the texts of kernels, and compile none."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.runtime import triton_heuristics

@@ -50,7 +50,7 @@ class AttentionKernel(StrEnum):
     MATH = "math"
 
 
-class Call(NamedTuple):
+class SdpaCall(NamedTuple):
     """The arguments of ``scaled_dot_product_attention``, in its order."""
 
     query: Tensor
@@ -76,7 +76,7 @@ class Call(NamedTuple):
         return (gqa or same) and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in self[:3])
 
 
-def choose(device: SimulatedDevice, call: Call) -> AttentionKernel:
+def choose(device: SimulatedDevice, call: SdpaCall) -> AttentionKernel:
     """The kernel for dense tensors, as in ``select_sdp_backend``.
 
     Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, 2.13. Raises torch's ``RuntimeError`` if the plain
@@ -101,7 +101,7 @@ def choose(device: SimulatedDevice, call: Call) -> AttentionKernel:
     return chosen
 
 
-def _cudnn(capability: tuple[int, int], call: Call) -> bool:
+def _cudnn(capability: tuple[int, int], call: SdpaCall) -> bool:
     query, key, value, mask, dropout = call[:5]
     masked_with_gradient = mask is not None and mask.requires_grad
     deterministic = torch.are_deterministic_algorithms_enabled() and not (
@@ -135,7 +135,7 @@ def _cudnn_widths(capability: tuple[int, int], width: int, of_values: int, *, tr
     return capability == (9, 0)
 
 
-def _flash(capability: tuple[int, int], call: Call) -> bool:
+def _flash(capability: tuple[int, int], call: SdpaCall) -> bool:
     query, key, value = call[:3]
     width = query.shape[-1]
     if query.dtype not in _HALF or call.mask is not None or capability < (8, 0) or width > 256:
@@ -148,7 +148,7 @@ def _flash(capability: tuple[int, int], call: Call) -> bool:
     return call.suits(gqa=call.gqa)
 
 
-def _efficient(capability: tuple[int, int], call: Call) -> bool:
+def _efficient(capability: tuple[int, int], call: SdpaCall) -> bool:
     """Whether the memory-efficient kernel can be used.
 
     Before Ampere not with bfloat16; without tensor cores, as for float32 there, with any head size.
@@ -168,7 +168,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
     device, additions = mode.device_model, mode.additions
 
     def attention(*args: Any, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
-        call = Call(*args)._replace(scale=scale, gqa=enable_gqa)
+        call = SdpaCall(*args)._replace(scale=scale, gqa=enable_gqa)
         if _UNSQUEEZES and all(tensor.dim() == 3 for tensor in call[:3]):
             four = (tensor.unsqueeze(0) for tensor in call[:3])
             return attention(*four, *args[3:], scale=scale, enable_gqa=enable_gqa).squeeze(0)
@@ -205,7 +205,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
 
 def _on_cpu(*args: Any, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
     """The CPU's own kernel, for runs compared with the CPU profiler."""
-    call, attention = Call(*args), aten._scaled_dot_product_flash_attention_for_cpu
+    call, attention = SdpaCall(*args), aten._scaled_dot_product_flash_attention_for_cpu
     out: Tensor = attention(*call[:3], call.dropout, call.causal, attn_mask=call.mask, scale=scale)[0]
     return out
 
@@ -227,7 +227,7 @@ def _prepared(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-def _flash_attention(call: Call) -> Tensor:
+def _flash_attention(call: SdpaCall) -> Tensor:
     """Attention by the flash kernel, which needs head sizes that are a multiple of 8 (``pad_last_dim``)."""
     query, key, value, scale = *call[:3], call.scale
     width = query.shape[-1]

@@ -94,7 +94,7 @@ def _without_inductor(original: Callable[..., Any], mode: SimulatedMode) -> Call
     return compile
 
 
-class _Compiler(compilation.Watcher):
+class _Compiler(compilation.Compiling):
     """Refuses code that cannot be simulated, loads Inductor at the first compilation, and notes the compiled graphs."""
 
     def __init__(self, mode: SimulatedMode, cache: Path | None) -> None:

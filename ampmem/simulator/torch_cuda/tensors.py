@@ -264,18 +264,18 @@ def _generators() -> Iterator[Undo]:
     yield replace_all((torch.cuda,), {"default_generators": (Generator("cuda"),)})
 
 
-class _Kind(type(FakeTensor)):  # type: ignore[misc]
+class _TracedKind(type(FakeTensor)):  # type: ignore[misc]
     """A metaclass by which ``isinstance`` is false for tensors that are only simulated."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, FakeTensor) and not isinstance(instance.fake_mode, SimulatedMode)
 
 
-class _Traced(FakeTensor, metaclass=_Kind):
+class _Traced(FakeTensor, metaclass=_TracedKind):
     """``FakeTensor`` for libraries: only tensors of a tracer are instances."""
 
 
-class _Module(ModuleType):
+class _TorchModule(ModuleType):
     """A module of torch that returns the class itself to torch and to ampmem."""
 
     @property
@@ -297,5 +297,5 @@ def _hide_fakes() -> Iterator[Undo]:
     """Make libraries see what they would see on a GPU; returns the undo."""
     for module in FAKE_TENSOR_MODULES:
         put_back = functools.partial(setattr, module, "__class__", module.__class__)
-        module.__class__ = _Module
+        module.__class__ = _TorchModule
         yield added(module.__name__, "FakeTensor", put_back)

@@ -30,7 +30,11 @@ STYLE = """
 .across table { width: auto; min-width: 60%; font-size: 13px; }
 .across th, .across td { padding-right: 18px; }
 th.n, td.n { text-align: right; white-space: nowrap; } thead th { border-bottom-width: 2px; }
-th.long, td.long { min-width: 11.5rem; overflow-wrap: anywhere; }
+th.long, td.long { overflow-wrap: anywhere; }
+@media (min-width: 701px) { th.long, td.long { min-width: 11.5rem; } }
+@media (max-width: 700px) { .across .stacked tr { grid-template-columns: minmax(0, 1fr); }
+  .across .stacked td { padding-right: 0; text-align: left; } .across .stacked td::before { max-width: 60%; }
+  .across .stacked td.wide { display: block; } .across .stacked td.wide::before { content: attr(data-head) ": "; } }
 .card svg { display: block; width: 100%; max-width: 44rem; height: auto; }
 .card svg text { fill: var(--quiet); font-size: 12px; }
 svg .grid { stroke: var(--edge); } svg .same { stroke: var(--ink); stroke-dasharray: 4 3; }
@@ -362,19 +366,24 @@ def table(
     numbers: Sequence[int],
     long: Sequence[int] = (),
 ) -> str:
-    """``lines`` are HTML already; the columns in ``numbers`` stand to the right, those in ``long`` have sentences."""
+    """``lines`` are HTML already; the columns in ``numbers`` stand to the right, those in ``long`` have sentences.
+
+    On a phone each line is a block, with the head of the column before each value.
+    """
 
     def cell(name: str, place: int, content: str) -> str:
-        kind = " class=n" if place in numbers else " class=long" if place in long else ""
+        kind = " class=n" if place in numbers else ' class="long wide"' if place in long else ""
         return f"<{name}{kind}>{content}</{name.split()[0]}>"
 
     head = "".join(cell("th scope=col", place, text(each)) for place, each in enumerate(heads))
+    of_rows = ["th scope=row", *(f'td data-head="{text(each)}"' for each in heads[1:])]
     body = "\n".join(
-        "<tr>" + "".join(cell("td", place, each) for place, each in enumerate(line)) + "</tr>" for line in lines
+        "<tr>" + "".join(cell(of_rows[place], place, each) for place, each in enumerate(line)) + "</tr>"
+        for line in lines
     )
     return (
-        f'<div class="across" tabindex="0" role="region" aria-label="{text(caption)}"><table><caption>{text(caption)}'
-        f"</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+        f'<div class="across" tabindex="0" role="region" aria-label="{text(caption)}"><table class="stacked">'
+        f"<caption>{text(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ampmem.allocator.blocks import UNMAPPED, Block, Call
+from ampmem.allocator.blocks import UNMAPPED, Block, CallKind
 from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import GIB, MIB, Settings, parse_settings
@@ -23,7 +23,7 @@ def test_memory_is_mapped_in_pages(size: int, page: int) -> None:
     block = allocator.malloc(size)
     assert allocator.counters.reserved == page
     assert block.segment.page_size == page
-    assert [(call.call, call.size) for call in allocator.driver.calls] == [(Call.SEGMENT_MAP, page)]
+    assert [(call.call, call.size) for call in allocator.driver.calls] == [(CallKind.SEGMENT_MAP, page)]
 
 
 def test_the_page_of_the_large_pool_is_a_large_segment() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ampmem.allocator.blocks import Call, SnapshotBlock, SnapshotSegment
+from ampmem.allocator.blocks import CallKind, SnapshotBlock, SnapshotSegment
 from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.oom import (
     Candidates,
@@ -29,7 +29,7 @@ def allocator_with(text: str = "", total: int | None = None, outside: int = 0) -
     return DeviceCachingAllocator(parse_settings(text), total_memory=total, outside=outside)
 
 
-def device_calls(allocator: DeviceCachingAllocator) -> list[tuple[Call, int]]:
+def device_calls(allocator: DeviceCachingAllocator) -> list[tuple[CallKind, int]]:
     return [(call.call, call.size) for call in allocator.driver.calls]
 
 
@@ -204,7 +204,7 @@ def test_oversize_blocks_are_released_before_all_others() -> None:
     for block in blocks[:3]:
         allocator.free(block)
     allocator.malloc(70 * MIB)
-    freed = [call.address for call in allocator.driver.calls if call.call == Call.SEGMENT_FREE]
+    freed = [call.address for call in allocator.driver.calls if call.call == CallKind.SEGMENT_FREE]
     assert freed == [blocks[2].address, blocks[1].address]
     assert allocator.counters.num_alloc_retries == 0
 
@@ -215,9 +215,9 @@ def test_no_more_oversize_blocks_are_released_than_needed() -> None:
         allocator.free(block)
     allocator.malloc(75 * MIB)
     assert device_calls(allocator)[4:] == [
-        (Call.SEGMENT_FREE, 40 * MIB),
-        (Call.SEGMENT_FREE, 38 * MIB),
-        (Call.SEGMENT_ALLOC, 76 * MIB),
+        (CallKind.SEGMENT_FREE, 40 * MIB),
+        (CallKind.SEGMENT_FREE, 38 * MIB),
+        (CallKind.SEGMENT_ALLOC, 76 * MIB),
     ]
 
 
@@ -227,8 +227,8 @@ def test_one_oversize_block_that_is_large_enough_is_released_alone(size: int, re
     for block in [allocator.malloc(size * MIB) for size in (40, 70)]:
         allocator.free(block)
     allocator.malloc(size * MIB)
-    assert device_calls(allocator)[2] == (Call.SEGMENT_FREE, released * MIB)
-    assert device_calls(allocator)[3][0] == Call.SEGMENT_ALLOC
+    assert device_calls(allocator)[2] == (CallKind.SEGMENT_FREE, released * MIB)
+    assert device_calls(allocator)[3][0] == CallKind.SEGMENT_ALLOC
 
 
 def test_everything_free_is_released_before_memory_runs_out() -> None:
@@ -238,10 +238,10 @@ def test_everything_free_is_released_before_memory_runs_out() -> None:
         allocator.free(block)
     allocator.malloc(90 * MIB)
     assert device_calls(allocator)[3:] == [
-        (Call.SEGMENT_FREE, 30 * MIB),
-        (Call.SEGMENT_FREE, 40 * MIB),
-        (Call.SEGMENT_FREE, 2 * MIB),
-        (Call.SEGMENT_ALLOC, 90 * MIB),
+        (CallKind.SEGMENT_FREE, 30 * MIB),
+        (CallKind.SEGMENT_FREE, 40 * MIB),
+        (CallKind.SEGMENT_FREE, 2 * MIB),
+        (CallKind.SEGMENT_ALLOC, 90 * MIB),
     ]
     counters = allocator.counters
     assert (counters.num_alloc_retries, counters.num_ooms, counters.num_sync_all_streams) == (1, 0, 1)
@@ -258,7 +258,7 @@ def test_garbage_collection_returns_what_has_been_free_for_longest() -> None:
     assert allocator.counters.num_device_free == 0
     # 120 of 200 MiB are above the threshold: 20 have to go. The ages are 3 and 2 searches of the pool.
     allocator.malloc(30 * MIB)
-    freed = [call.address for call in allocator.driver.calls if call.call == Call.SEGMENT_FREE]
+    freed = [call.address for call in allocator.driver.calls if call.call == CallKind.SEGMENT_FREE]
     assert freed == [old.address]
 
 
@@ -266,7 +266,7 @@ def test_garbage_collection_returns_what_is_as_old_as_the_average() -> None:
     allocator = allocator_with("garbage_collection_threshold:0.1,per_process_memory_fraction:1", total=200 * MIB)
     allocator.free(allocator.malloc(50 * MIB))
     allocator.malloc(60 * MIB)
-    assert device_calls(allocator)[1] == (Call.SEGMENT_FREE, 50 * MIB)
+    assert device_calls(allocator)[1] == (CallKind.SEGMENT_FREE, 50 * MIB)
     assert allocator.counters.num_alloc_retries == 0
 
 

@@ -32,6 +32,7 @@ from ampmem.analysis.advise import (
     why_not_run,
     why_unproven,
 )
+from ampmem.analysis.analyse import analyse
 from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.changes import CHANGES, Loop, Script, Trial
 from ampmem.analysis.fit import Memory
@@ -381,7 +382,7 @@ def test_an_implementation_that_no_optimizer_has_is_not_tried(classes: list[str]
 
     def script(optimizers: list[OptimizerRecord]) -> Script:
         recording = replace(small_run().recording(), optimizers=tuple(optimizers))
-        return replace(changeable_script(recording), device=Device.CUDA)
+        return replace(changeable_script(analyse(recording)), device=Device.CUDA)
 
     assert why_not_run(FUSED, script(plain)) == f"{name} no fused implementation"
     assert why_not_run(Forced(foreach=False), script(plain)) == f"{name} no foreach implementation"

@@ -9,7 +9,7 @@ import pytest
 from support.build import predicted, small_run, write
 from support.golden_sections import Golden
 
-from ampmem.analysis.estimate import STOPPED, Fit, Prediction, prediction_of
+from ampmem.analysis.estimate import Fit, Prediction, prediction_of
 from ampmem.analysis.jsonable import from_json
 from ampmem.analysis.summary import Summary, summarize, summary_schema
 from ampmem.events import PredictionRecord, TermsRecord
@@ -22,6 +22,7 @@ from ampmem.reporters.text.table import render
 
 MIB = 1 << 20
 GIB = 1 << 30
+FAILED = "up to where the script failed"
 
 ALLOCATED = TermsRecord(
     tensors=3000 * MIB,
@@ -118,21 +119,26 @@ def all_words(prediction: Prediction) -> str:
 
 
 def test_a_script_that_failed_otherwise_neither_fits_nor_not(golden: Golden) -> None:
-    prediction = prediction_of(RECORD, stopped=STOPPED)
+    prediction = prediction_of(RECORD, stopped=FAILED)
     assert prediction.fit is Fit.NOT_KNOWN
     golden(all_words(prediction))
 
 
 def test_what_does_not_fit_by_then_does_not_fit() -> None:
-    assert prediction_of(replace(RECORD, outside=2 * GIB), stopped=STOPPED).fit is Fit.DOES_NOT_FIT
-    ran_out = prediction_of(replace(RECORD, ran_out=True), stopped=STOPPED)
+    assert prediction_of(replace(RECORD, outside=2 * GIB), stopped=FAILED).fit is Fit.DOES_NOT_FIT
+    ran_out = prediction_of(replace(RECORD, ran_out=True), stopped=FAILED)
     assert (ran_out.fit, ran_out.stopped) == (Fit.DOES_NOT_FIT, "")
 
 
 @pytest.mark.parametrize(
     ("failure", "ended", "stopped"),
     [
-        (FailureRecord(kind=FailureKind.RAISED, error="KeyboardInterrupt", message=""), True, STOPPED),
+        (FailureRecord(kind=FailureKind.RAISED, error="ValueError", message=""), True, FAILED),
+        (
+            FailureRecord(kind=FailureKind.RAISED, error="KeyboardInterrupt", message=""),
+            True,
+            "up to where the script was interrupted",
+        ),
         (None, False, "up to where its recording breaks off"),
         (None, True, ""),
     ],

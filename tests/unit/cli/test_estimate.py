@@ -13,7 +13,7 @@ from support.command_line import ampmem_here
 from support.golden_sections import Golden
 
 from ampmem.allocator.gpus import GPUS, find_gpu
-from ampmem.analysis.fine_tuning import Cell, Estimate, Method, Training, estimate, estimate_schema, next_runs
+from ampmem.analysis.fine_tuning import Estimate, EstimateCell, Method, Training, estimate, estimate_schema, next_runs
 from ampmem.analysis.fit import Memory, Points
 from ampmem.analysis.jsonable import from_json
 from ampmem.cli.estimate_script import SHAPES, configuration, script_text, tokens
@@ -37,10 +37,10 @@ EVERY = (Method.FULL, Method.LORA, Method.NF4)
 LLAMA = {"model_type": "llama", "vocab_size": 512, "max_position_embeddings": 64, "tie_word_embeddings": False}
 
 
-def searched(batch: int, total: int, first: int, each: int) -> dict[Cell, dict[int, Memory | None]]:
+def searched(batch: int, total: int, first: int, each: int) -> dict[EstimateCell, dict[int, Memory | None]]:
     """The runs of a search in which a batch of n takes ``first + n * each`` bytes."""
-    cell = Cell(Method.FULL, Precision.BF16)
-    points: dict[Cell, dict[int, Memory | None]] = {cell: {}, cell._replace(roomy=True): {}}
+    cell = EstimateCell(Method.FULL, Precision.BF16)
+    points: dict[EstimateCell, dict[int, Memory | None]] = {cell: {}, cell._replace(roomy=True): {}}
     while due := next_runs(points, batch, total):
         key, value = due[0]
         peak = first + value * each
@@ -188,16 +188,16 @@ def test_the_answer_and_the_table(golden: Golden) -> None:
 def example() -> Estimate:
     """Full fine-tuning that does not fit in two precisions, and LoRA that does."""
     full, amp, lora = (
-        Cell(Method.FULL, Precision.BF16),
-        Cell(Method.FULL, Precision.AMP),
-        Cell(Method.LORA, Precision.BF16),
+        EstimateCell(Method.FULL, Precision.BF16),
+        EstimateCell(Method.FULL, Precision.AMP),
+        EstimateCell(Method.LORA, Precision.BF16),
     )
     gib = 1 << 30
 
     def run(size: int) -> Memory:
         return Memory(allocated=size, reserved=size + gib, used=size + gib + OUTSIDE)
 
-    points: Mapping[Cell, Points] = {
+    points: Mapping[EstimateCell, Points] = {
         full: {2: None, 1: None},
         full._replace(roomy=True): {2: run(30 * gib)},
         amp: {2: None, 1: None},

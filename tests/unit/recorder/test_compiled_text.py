@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ampmem.recorder.compiled.text import Held, Text
+from ampmem.recorder.compiled.text import BufferContents, Text
 
 DATA = Path(__file__).parents[2] / "data/inductor"
 KINDS = ("2.14.1-cuda", "2.13.0-cpu")
@@ -20,7 +20,7 @@ def read(kind: str, direction: str) -> Text:
     return Text((DATA / f"{kind}-{direction}.txt").read_text())
 
 
-def held(text: Text) -> list[Held]:
+def held(text: Text) -> list[BufferContents]:
     """What each allocation holds, in order."""
     found = [text.at(line) for line, _ in text.allocations]
     assert None not in found

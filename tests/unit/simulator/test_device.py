@@ -31,7 +31,7 @@ from ampmem.recorder.sources.choose import meant_device  # noqa: E402
 from ampmem.simulator.device import DeviceEvent, SimulatedDevice  # noqa: E402
 from ampmem.simulator.start import refusal  # noqa: E402
 from ampmem.simulator.torch_cuda import attention  # noqa: E402
-from ampmem.simulator.torch_cuda.attention import AttentionKernel, Call, choose  # noqa: E402
+from ampmem.simulator.torch_cuda.attention import AttentionKernel, SdpaCall, choose  # noqa: E402
 from ampmem.simulator.where import NotSimulated, take_stops  # noqa: E402
 from ampmem.vocabulary import Device  # noqa: E402
 
@@ -355,7 +355,7 @@ def shapes(width: int = 64, dtype: Any = torch.bfloat16, length: int = 128) -> t
 def test_the_kernel_of_attention(gpu: str, dtype: str, width: int, mask: bool, kernel: AttentionKernel) -> None:
     query, key, value = shapes(width, getattr(torch, dtype))
     bias = torch.empty(128, 128, device="meta") if mask else None
-    assert choose(device(gpu), Call(query, key, value, bias, causal=not mask, gqa=False, dropout=0.0)) is kernel
+    assert choose(device(gpu), SdpaCall(query, key, value, bias, causal=not mask, gqa=False, dropout=0.0)) is kernel
 
 
 @pytest.mark.parametrize(
@@ -383,14 +383,14 @@ def test_wide_heads_are_trained_with_cudnn_where_its_version_can(
     query.requires_grad_()
     for newer, kernel in ((False, before), (True, since)):
         monkeypatch.setattr(attention, "_CUDNN_TAKES_256", newer)
-        assert choose(device(gpu), Call(query, key, value, None, causal=True, gqa=False, dropout=0.0)) is kernel
+        assert choose(device(gpu), SdpaCall(query, key, value, None, causal=True, gqa=False, dropout=0.0)) is kernel
 
 
 def test_an_op_that_has_to_be_deterministic_is_not_cudnns() -> None:
     query, key, value = shapes(64)
     torch.use_deterministic_algorithms(True)
     try:
-        found = choose(device("h100"), Call(query, key, value, None, causal=True, gqa=False, dropout=0.0))
+        found = choose(device("h100"), SdpaCall(query, key, value, None, causal=True, gqa=False, dropout=0.0))
 
     finally:
         torch.use_deterministic_algorithms(False)
@@ -403,21 +403,23 @@ def test_attention_that_no_kernel_can_do_is_the_error_that_torch_raises() -> Non
     how = {"causal": True, "gqa": False, "dropout": 0.0}
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
         with pytest.raises(RuntimeError, match=r"^No available kernel\. Aborting execution\.$"):
-            choose(device("h100"), Call(query, key, value, None, **how))
+            choose(device("h100"), SdpaCall(query, key, value, None, **how))
 
         with pytest.raises(RuntimeError, match="No available kernel"):
-            choose(device("h100"), Call(query[0], key[0], value[0], None, **how))
+            choose(device("h100"), SdpaCall(query[0], key[0], value[0], None, **how))
 
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
-        assert choose(device("h100"), Call(query, key, value, None, **how)) is AttentionKernel.MATH
+        assert choose(device("h100"), SdpaCall(query, key, value, None, **how)) is AttentionKernel.MATH
 
 
 def test_a_mask_that_is_trained_is_not_for_cudnn() -> None:
     query, key, value = shapes(64)
     how = {"causal": False, "gqa": False, "dropout": 0.0}
     bias = torch.empty(128, 128, device="meta")
-    assert choose(device("h100"), Call(query, key, value, bias, **how)) is AttentionKernel.CUDNN
-    assert choose(device("h100"), Call(query, key, value, bias.requires_grad_(), **how)) is AttentionKernel.EFFICIENT
+    assert choose(device("h100"), SdpaCall(query, key, value, bias, **how)) is AttentionKernel.CUDNN
+    assert (
+        choose(device("h100"), SdpaCall(query, key, value, bias.requires_grad_(), **how)) is AttentionKernel.EFFICIENT
+    )
 
 
 @pytest.mark.parametrize(
@@ -439,7 +441,7 @@ def test_groups_of_heads_are_for_kernels_that_take_them(
 ) -> None:
     query, key, value = shapes(64, dtype)
     key, value = key[:, :2], value[:, :2]
-    assert choose(device(gpu), Call(query, key, value, None, causal=True, gqa=gqa, dropout=0.0)) is kernel
+    assert choose(device(gpu), SdpaCall(query, key, value, None, causal=True, gqa=gqa, dropout=0.0)) is kernel
 
 
 @pytest.mark.parametrize(
@@ -456,8 +458,10 @@ def test_wide_heads_train_without_flash_where_shared_memory_is_small(
 ) -> None:
     query, key, value = shapes(width)
     query.requires_grad_()
-    assert choose(device("rtx3060"), Call(query, key, value, None, causal=True, gqa=False, dropout=dropout)) is kernel
-    assert choose(device("a100-80"), Call(query, key, value, None, causal=True, gqa=False, dropout=dropout)) is (
+    assert (
+        choose(device("rtx3060"), SdpaCall(query, key, value, None, causal=True, gqa=False, dropout=dropout)) is kernel
+    )
+    assert choose(device("a100-80"), SdpaCall(query, key, value, None, causal=True, gqa=False, dropout=dropout)) is (
         AttentionKernel.FLASH
     )
 

@@ -126,7 +126,7 @@ class Ran(NamedTuple):
     thread: int = 0
 
 
-class _Open(NamedTuple):
+class _OpenNode(NamedTuple):
     """A running node: its end, the index of its name, its sequence number, its thread."""
 
     end: int
@@ -150,7 +150,7 @@ def nodes_of(spans: Sequence[Ran]) -> Nodes:
 def _changes(spans: Sequence[Ran], names: dict[str, int]) -> list[tuple[int, int, int]]:
     """(time, index into ``names``, sequence) of each change of the running node; ``spans`` are in order."""
     rows: list[tuple[int, int, int]] = []
-    open_spans: list[_Open] = []
+    open_spans: list[_OpenNode] = []
 
     def now(instant: int) -> tuple[int, int, int]:
         if not open_spans:
@@ -171,7 +171,7 @@ def _changes(spans: Sequence[Ran], names: dict[str, int]) -> list[tuple[int, int
         if around is not None:  # clock resolution: a node may seem to outlast its parent
             end = min(end, around.end)
         number = sequence if sequence >= 0 or around is None else around.number
-        open_spans.append(_Open(end, names.setdefault(name, len(names)), number, thread))
+        open_spans.append(_OpenNode(end, names.setdefault(name, len(names)), number, thread))
         rows.append(now(start))
     close(2**62)
     return rows

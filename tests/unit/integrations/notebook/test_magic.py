@@ -16,7 +16,7 @@ import ampmem
 from ampmem.integrations.notebook import recorded
 from ampmem.integrations.notebook.cells import REACHED
 from ampmem.integrations.notebook.recorded import CellOptions
-from ampmem.reporters.html.picture import HEIGHT
+from ampmem.reporters.html.small_timeline import HEIGHT
 from ampmem.vocabulary import FORCED_PRECISIONS
 
 pytest.importorskip("IPython", reason="IPython is not installed")

@@ -1,6 +1,7 @@
 /** Runs with changes as a plotly figure: memory over its price. Pure: everything it needs comes in. */
 import { plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
+import { cutInMiddle } from "./labels.js";
 import { MARGINS, NARROW_CHART, chartLayout, faintLine, fittingMarks, isNear, lineAcross, textAcross } from "./layout.js";
 /** @import { AdviceSeries, AdviceView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
@@ -8,8 +9,9 @@ import { MARGINS, NARROW_CHART, chartLayout, faintLine, fittingMarks, isNear, li
 
 /** Beside, above and below all that is drawn, this part of the picture is free. */
 const FREE = 0.06;
-/** Of a name beside a mark, in pixels: the height of its line, how far it is from the mark, and a character's width. */
-const LINE = 16;
+/** Of a name beside a mark, in pixels: half of its line, half of the mark, how far it is from it, a character's width. */
+const HALF = 8;
+const MARK = 11;
 const BESIDE_MARK = 18;
 const LETTER = 6.5;
 const LONGEST = 80;
@@ -82,25 +84,29 @@ function ringsOf(data, theme) {
 }
 
 /**
- * The names of the runs that no other beats, beside their marks; a name that would be over another one stands below it.
+ * The names of the runs that no other beats, beside their marks, as near as they are over no other name or mark.
  * @param {AdviceView} data
  * @param {Theme} theme
- * @param {{x: (cost: number) => number, y: (bytes: number) => number, right: number}} place where things are, in pixels
+ * @param {{x: (cost: number) => number, y: (bytes: number) => number, right: number, foot: number}} place in pixels
  */
-function namesOf(data, theme, { x, y, right }) {
+function namesOf(data, theme, { x, y, right, foot }) {
   const { ink } = INKS[theme];
   const longest = Math.min(LONGEST, Math.floor(right / 2 / LETTER));
-  /** @type {Array<{left: number, end: number, line: number}>} */
-  const taken = [];
-  const named = pointsOf(data).filter((point) => point.unbeaten).sort((one, two) => two.most - one.most);
+  const points = pointsOf(data);
+  const taken = points.map(({ cost, most }) => ({ left: x(cost) - MARK, end: x(cost) + MARK, line: y(most), half: MARK }));
+  if (adviceLimitShown(data)) taken.push({ left: 0, end: right, line: y(data.limit), half: 1 });
+  const named = points.filter((point) => point.unbeaten).sort((one, two) => two.most - one.most);
   return named.map(({ cost, most, text: [name] }) => {
-    const text = name.length > longest ? `${name.slice(0, longest - 1)}…` : name;
+    const text = cutInMiddle(name, longest);
     const long = BESIDE_MARK + LETTER * text.length;
     const leftwards = x(cost) + long > right;
-    const left = leftwards ? x(cost) - long : x(cost);
-    let line = y(most);
-    while (taken.some((each) => each.left < left + long && left < each.end && Math.abs(each.line - line) < LINE)) line += 2;
-    taken.push({ left, end: left + long, line });
+    const left = leftwards ? x(cost) - long : x(cost) + MARK;
+    const end = left + long - MARK;
+    const across = taken.filter((each) => each.left < end && left < each.end);
+    const isFree = (/** @type {number} */ line) =>
+      line > HALF && line < foot - HALF && across.every((each) => Math.abs(each.line - line) >= HALF + each.half);
+    const line = Array.from({ length: foot }, (_, i) => y(most) + (i % 2 ? i + 1 : -i)).find(isFree) ?? y(most);
+    taken.push({ left, end, line, half: HALF });
     const beside = leftwards ? { xanchor: "right", ax: -BESIDE_MARK } : { xanchor: "left", ax: BESIDE_MARK };
     const leader = { arrowhead: 0, arrowwidth: 1, arrowcolor: ink, standoff: 10 };
     const font = { size: 11, color: ink };
@@ -136,6 +142,7 @@ export function adviceFigure(data, theme, width, height) {
     x: (cost) => (right * (cost - first + beside)) / (last - first + 2 * beside),
     y: (bytes) => (foot * (most - bytes)) / (most - least),
     right,
+    foot,
   });
   return {
     data: [

@@ -19,7 +19,7 @@ _POINTS = 60
 """The stretches of the recording of which the picture has the least and the most."""
 
 
-def picture_of(recording: Path) -> str:
+def small_timeline(recording: Path) -> str:
     """The live bytes of each category over the recorded events, stacked, as in the page's timeline.
 
     Raises what reading and analysing a recording raises.
