@@ -417,8 +417,7 @@ class _RecordedScript:
         file = self.path.with_name(recording.name)
         self.audience.say(end_messages.what_was_evaluated(evaluation, file))
         if not self.plan.quiet and self.plan.launched is None and short >= failed:
-            show = end_messages.show_shortage if short else end_messages.show_tables
-            show(recording, file, self.audience)
+            end_messages.show_tables(recording, file, self.audience, short=short)
 
     def _show_failure(self, failure: BaseException, *, later: bool) -> None:
         plan, recording = self.plan, self.session.options.path
