@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ampmem.recorder.evaluation import ThenEvaluation
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
+    from ampmem.recorder.sources.simulated import SimulatedSource
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.simulator.start import Simulation
 
@@ -214,7 +215,6 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.evaluation import ThenEvaluation
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
-    from ampmem.recorder.sources.simulated import SimulatedSource
     from ampmem.recorder.steering.stopping import Stopper
 
     together = Together(several=plan.launched is not None)
@@ -252,7 +252,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     try:
         session = Session(
             plan.options(path, target=target),
-            source=None if simulation is None else SimulatedSource(simulation.device),
+            source=None if simulation is None else _source_of(simulation),
             on_step=step_ended,
             on_done=(lambda: both.begin()) if plan.run_to_end else all_done,
         )
@@ -295,6 +295,13 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             raise
         audience.complain(failure_in_words(trouble))
     end_as(ended.failure)
+
+
+def _source_of(simulation: Simulation) -> SimulatedSource:
+    """The recorder's source for a simulated device; only then is the simulation imported."""
+    from ampmem.recorder.sources.simulated import SimulatedSource
+
+    return SimulatedSource(simulation.device)
 
 
 class _StepWork:
