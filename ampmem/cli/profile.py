@@ -421,10 +421,9 @@ class _RecordedScript:
     def _show_evaluation(self, evaluation: Session, *, failed: bool) -> None:
         """Show the evaluation after the recorded steps, or why memory ran out in it."""
         recording, short = evaluation.options.path, evaluation.outcome.unfinished is not None
-        file = self.path.with_name(recording.name)
-        self.audience.say(end_messages.what_was_evaluated(evaluation, file))
+        self.audience.say(end_messages.what_was_evaluated(evaluation, self.path))
         if not self.plan.quiet and self.plan.launched is None and short >= failed:
-            end_messages.show_tables(recording, file, self.audience, short=short)
+            end_messages.show_tables(recording, self.path.with_name(recording.name), self.audience, short=short)
 
     def _show_failure(self, failure: BaseException, *, later: bool) -> None:
         plan, recording = self.plan, self.session.options.path

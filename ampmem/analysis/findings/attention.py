@@ -116,8 +116,7 @@ def _said(run: TrainingRun, kernel: str, mine: Mask) -> str:
 
 def _refusal(run: TrainingRun, kernel: str, mine: Mask) -> _Refusal:
     """Why no kernel ran that keeps less, or is faster, than ``kernel``; empty if there is none."""
-    eager = run.recording.naming(*_EAGER_FLEX)[run.analysis.lifetimes.op]
-    if kernel == _FLEX and eager.any():
+    if kernel == _FLEX and (eager := run.recording.naming(*_EAGER_FLEX)[run.analysis.lifetimes.op]).any():
         scores = format_bytes(int(run.analysis.lifetimes.bytes[eager].max()))
         why = f"it is not compiled, so it makes all attention scores ({scores} at once)"
         return _Refusal(why=why, change="flex_attention = torch.compile(flex_attention), whose kernel makes none")

@@ -203,9 +203,10 @@ def what_was_recorded(session: Session, path: Path, stopper: Stopper | None) -> 
     return message
 
 
-def what_was_evaluated(session: Session, path: Path) -> str:
-    """The sentence about the recording of the evaluation after the recorded steps."""
-    outcome, there = session.outcome, sized(path, session.options.path)
+def what_was_evaluated(session: Session, steps: Path) -> str:
+    """The sentence about the recording of the evaluation after the recorded steps, beside theirs, ``steps``."""
+    recording = session.options.path
+    outcome, there = session.outcome, sized(steps.with_name(recording.name), recording)
     batches = f"{counted(outcome.recorded, 'step')}, one for each batch"
     said = f"recorded the first evaluation after these steps in {there}: {batches}"
     return said + ", and the batch in which the device ran out of memory" * (outcome.unfinished is not None)

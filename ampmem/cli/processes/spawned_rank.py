@@ -138,8 +138,7 @@ class SpawnedRank:
             both.close(failure)
             self._say(session, audience, failure)
             if (evaluation := both.recorded()) is not None:
-                file = self._path.with_name(evaluation.options.path.name)
-                audience.say(end_messages.what_was_evaluated(evaluation, file))
+                audience.say(end_messages.what_was_evaluated(evaluation, self._path))
         except AmpmemError as error:
             audience.complain(str(error))
 
