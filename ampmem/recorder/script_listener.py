@@ -37,7 +37,7 @@ from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Actions, Do, EndStep, Enter, Say, SetMark, StepMachine
 from ampmem.recorder.torch_private.general import in_backward, never_compiled
 from ampmem.recording import MOST_STEPS
-from ampmem.vocabulary import Precision
+from ampmem.vocabulary import Precision, StepOn
 
 _RAN_ELSEWHERE = (
     "the forward of {model} ran on a thread that is not recorded: its activations and cast copies cannot be attributed"
@@ -112,7 +112,8 @@ class ScriptListener:
         self.device = DeviceWatch(source, log, self.update, self.placement, stacks=options.stacks)
         self.casts = CastHooks(log, self.models)
         self.mode = ForwardMode(log, self.casts, self.stacks)
-        self.forward = ForwardObserver(log, self.mode, SavedTensors(log), source.owns_mode)
+        stays = options.step_on is StepOn.EVALUATION
+        self.forward = ForwardObserver(log, self.mode, SavedTensors(log), source.owns_mode, stays=stays)
         self.gradients = GradientHooks(log, self.models)
         self.variables = Variables(log)
         self.holders = HolderLog(log, self.variables)

@@ -334,6 +334,8 @@ class StepMachine:
         self._looks = self._looks_at_evaluations = 0
         self._batches = 0
         """Number of steps of inference so far."""
+        self._batch_over = False
+        """Whether the forward of a step of inference has returned, and the step goes on."""
         self._in_evaluation = False
         """Whether the forward that runs unrecorded is one of an evaluation."""
 
@@ -364,9 +366,10 @@ class StepMachine:
             yield Do.OBSERVE_AGAIN
             return
         yield from self._settle()
+        if not self.recording:  # the step that has just ended was the last
+            return
         if trains and self._step_on is StepOn.EVALUATION:
             yield Do.END
-        if not self.recording:  # the step that has just ended was the last
             return
         if optimizers is not None:
             self.rounds.ran(optimizers)
@@ -410,15 +413,26 @@ class StepMachine:
             yield from self._enter(before)
             return
         yield Do.END_FORWARD
+        self._batch_over = self.infers and self.recording and not (self.manual or raised)
+        if self._batch_over and self._step_on is StepOn.EVALUATION:
+            # What is computed from the outputs, such as a loss, belongs to the batch; its forward has ended here.
+            yield from self._enter(Phase.BETWEEN)
+            yield from self._enter(Phase.FORWARD)
+            return
         if not grad:
             yield from self._rest(stepping=stepping)
-        if self.infers and self.recording and not (self.manual or raised):
-            yield Do.LEAVE
-            self._batches += 1
-            # The search takes as long as many small batches, and batches of an evaluation leave the same behind.
-            if self._step_on is StepOn.FORWARD or self._batches.bit_count() == 1:
-                yield Do.NOTE_HOLDERS
-            yield from self._finish()
+        yield from self._end_batch()
+
+    def _end_batch(self) -> Actions:
+        """End the step of inference whose forward has returned, if any."""
+        if not self._batch_over:
+            return
+        yield Do.LEAVE
+        self._batches += 1
+        # The search takes as long as many small batches, and batches of an evaluation leave the same behind.
+        if self._step_on is StepOn.FORWARD or self._batches.bit_count() == 1:
+            yield Do.NOTE_HOLDERS
+        yield from self._finish()
 
     def skimmed(self, optimizers: frozenset[int] | None, *, evaluates: bool = False) -> Actions:
         """An outermost module is about to run, not recorded; ``optimizers`` as in :meth:`forward_started`.
@@ -611,6 +625,7 @@ class StepMachine:
 
     def _settle(self, *, script_over: bool = False) -> Actions:
         """Decide whether the step has ended already: a forward begins, or the script is over."""
+        yield from self._end_batch()
         ended_ns, self._ended_ns = self._ended_ns, None
         if ended_ns is None or self.manual:
             return
@@ -621,7 +636,7 @@ class StepMachine:
         yield from self._finish(ended_ns)
 
     def _finish(self, ended_ns: int | None = None) -> Actions:
-        self._ended_ns = None
+        self._ended_ns, self._batch_over = None, False
         together = self.rounds.end()
         if together is not None and self._step_on is StepOn.FOUND and not self.manual:
             yield Say(together)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from ampmem import patching
+from ampmem import profile as ampmem_profile
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.recorder.evaluation import ThenEvaluation
 from ampmem.recorder.options import Options
@@ -122,7 +123,7 @@ def test_an_interrupted_evaluation_is_kept(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = ampmem(tmp_path, "profile", "--device", "cpu", "--quiet", "--run-to-end", "train.py", "9", "interrupt")
     assert done.returncode == -2 and "interrupted after 3 steps" in done.stderr
-    assert len(read(tmp_path / "train.evaluation.ampmem").steps) == 3
+    assert len(read(tmp_path / "train.evaluation.ampmem").steps) == 2  # the third batch was not over
 
 
 @pytest.fixture
@@ -206,7 +207,7 @@ def test_an_evaluation_begins_by_its_mode(waiting: tuple[nn.Module, ThenEvaluati
         for _ in range(3):
             model(torch.ones(20, 8))
     torch.set_grad_enabled(True)
-    assert both.evaluation is not None and both.evaluation.outcome.recorded == 3
+    assert both.evaluation is not None and both.evaluation.outcome.recorded == 2  # the last batch may have a loss
     model.train()(torch.ones(2, 8))
     assert active() is None
     with torch.no_grad():  # a second evaluation
@@ -231,3 +232,21 @@ def test_with_changes_forced_nothing_more_is_recorded(tmp_path: Path, options: d
     with torch.no_grad():
         model.eval()(torch.ones(2, 8))
     assert recorded(both) == 0 and both.evaluation is None
+
+
+def test_the_loss_of_a_batch_belongs_to_it(tmp_path: Path) -> None:
+    """Computed after the model with gradients on, it saves its log-probabilities, which a list of losses keeps."""
+    rows, classes = 256, 512
+    model = nn.Linear(64, classes)
+    x, target = torch.randn(rows, 64), torch.randint(classes, (rows,))
+    losses = []
+    with ampmem_profile(output=tmp_path / "run.ampmem", steps=9, phase="evaluation", device="cpu"):
+        model.eval()
+        for _ in range(4):  # the first of a model that no optimizer has may be a teacher's
+            losses.append(nn.functional.cross_entropy(model(x), target))
+        model.train()(x).sum().backward()
+    summary = summarize(read(tmp_path / "run.ampmem"))
+    saved = rows * classes * 4 + 4  # the log-probabilities, and the sum of the classes' weights
+    assert [step.peak.categories["activations"] for step in summary.steps] == [saved, 2 * saved, 3 * saved]
+    (found,) = [each for each in summary.findings if each.code == "no-grad-missing"]
+    assert found.bytes == 3 * saved

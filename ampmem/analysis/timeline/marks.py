@@ -15,7 +15,11 @@ class Instants:
     """The marks of a step in ns; the state at a mark is that after all events before it. ``None`` if never reached."""
 
     after_forward: int | None
-    """Just before the last backward starts; in a step without backward (inference), the end of the last forward."""
+    """Just before the last backward starts.
+
+    In a step without backward (inference) the end of the last forward; in a batch of an evaluation recorded alone the
+    end of the model's forward, as what is computed from its outputs follows in the same phase.
+    """
     after_backward: int | None
     """Just after the last backward ended."""
     after_optimizer: int | None
@@ -46,7 +50,9 @@ class PhaseRows:
 
     def __init__(self, phases: PhaseColumns) -> None:
         self._times, self._phases = phases.time_ns.tolist(), phases.phase.tolist()
-        self._last = {pair: row for row, pair in enumerate(zip(phases.step.tolist(), self._phases, strict=True))}
+        pairs = list(enumerate(zip(phases.step.tolist(), self._phases, strict=True)))
+        self._last = {pair: row for row, pair in pairs}
+        self._first = {pair: row for row, pair in reversed(pairs)}
         self._start = list(range(len(self._phases)))
         """For each row the row at which the backward that it ends began."""
         for row in range(2, len(self._phases)):
@@ -57,6 +63,10 @@ class PhaseRows:
     def last(self, step: StepRecord, phase: Phase) -> int | None:
         """The last row at which ``step`` entered ``phase``."""
         return self._last.get((step.index, phase))
+
+    def first(self, step: StepRecord, phase: Phase) -> int | None:
+        """The first row at which ``step`` entered ``phase``."""
+        return self._first.get((step.index, phase))
 
     def backward_start(self, row: int) -> int:
         """The start in ns of the backward that ``row`` ends."""
@@ -84,7 +94,8 @@ def _instants(recording: Recording, rows: PhaseRows, step: StepRecord) -> Instan
     found = instants(rows, step)
     if trains(recording) or found.after_backward is not None:
         return found
-    forward = rows.last(step, Phase.FORWARD)
+    find = rows.first if recording.run.step_on == StepOn.EVALUATION else rows.last
+    forward = find(step, Phase.FORWARD)
     return found if forward is None else replace(found, after_forward=min(rows.end(forward, step), step.end_ns))
 
 

@@ -348,13 +348,23 @@ class ForwardObserver:
     """Pushes and pops the dispatch mode and the saved-tensor hooks; pops only its own.
 
     Where the C++ extension can see the ops as the mode would, it does so, and no mode is pushed (``hooks/ops.py``).
-    ``owns_mode`` says whether a mode is the simulated device's.
+    ``owns_mode`` says whether a mode is the simulated device's. It also observes what follows the outermost forward if
+    gradients are on, or if it ``stays``.
     """
 
-    def __init__(self, log: Log, mode: ForwardMode, saved: SavedTensors, owns_mode: Callable[[object], bool]) -> None:
+    def __init__(
+        self,
+        log: Log,
+        mode: ForwardMode,
+        saved: SavedTensors,
+        owns_mode: Callable[[object], bool],
+        *,
+        stays: bool = False,
+    ) -> None:
         self._log = log
         self._mode = mode
         self._owns_mode = owns_mode
+        self._stays = stays
         self._hooks = (saved.pack, saved.unpack)
         self._ops = OpRecorder.find(log, mode.casts, mode.stacks, log.misses.guarded(self._go_on_with_mode))
         self._by_cpp = False
@@ -420,8 +430,11 @@ class ForwardObserver:
         self._ops.stop()
 
     def forward_ended(self) -> None:
-        """Stop observing after the outermost forward if gradients are off or a mode of the script is below ours."""
-        if self._leave_with_forward or not torch.is_grad_enabled():
+        """Stop observing after the outermost forward, unless what follows is observed, too.
+
+        It is not if a mode of the script is below ours.
+        """
+        if self._leave_with_forward or not (self._stays or torch.is_grad_enabled()):
             self.leave()
 
     def leave(self) -> None:

@@ -544,11 +544,12 @@ def test_an_evaluation_alone_is_recorded_from_its_first_batch_to_the_next_traini
     script.machine.recording = True
     script.machine.step_began()
     script.forward(grad=False)
+    assert (script.text, script.did()[-1]) == ("F.F", Do.END_FORWARD)  # a loss belongs to the batch: it stays observed
     script.forward()  # in eval mode, without no_grad
-    assert script.text == "F.|F|"
+    assert (script.text, script.done[:2]) == ("F.F|F.F", [Do.LEAVE, Do.NOTE_HOLDERS])
     script.done.clear()
     script.act(script.machine.forward_started(None, grad=True, observed=False, recomputing=False, trains=True))
-    assert script.done[0] is Do.END
+    assert (script.text, script.done) == ("F.F|F.F|", [Do.LEAVE, Do.NOTE_HOLDERS, Do.END])
 
 
 def test_skipped_batches_of_an_evaluation_are_steps() -> None:
@@ -584,11 +585,11 @@ def test_inference_notes_who_holds_what_at_each_end() -> None:
 def test_an_evaluation_notes_who_holds_what_after_few_of_its_batches() -> None:
     script = Script(StepOn.EVALUATION)
     noted = []
-    for batch in range(1, 17):
+    for batch in range(1, 18):
         script.done.clear()
         script.forward(grad=False)
         noted += [batch] if Do.NOTE_HOLDERS in script.done else []
-    assert noted == [1, 2, 4, 8, 16]
+    assert noted == [2, 3, 5, 9, 17]  # a batch ends where the next begins
 
 
 def test_a_forward_inside_which_the_engine_ran_goes_on_after_it() -> None:
