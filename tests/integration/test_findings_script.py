@@ -253,16 +253,17 @@ def test_growth(keep: bool) -> None:
         assert "outputs-kept" not in found
 
 
-@pytest.mark.parametrize("new", ["", "average", "batch", "graph"])
+@pytest.mark.parametrize("new", ["", "average", "batch", "length", "graph"])
 def test_what_is_new_in_a_step_that_takes_more(new: str) -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
     optimizer = SGD(model.parameters(), lr=0.1)
     averages: list[Tensor] = []
-    sizes = [256 if new == "batch" and number == 3 else 16 for number in range(5)]
+    sizes = [256 if new in ("batch", "length") and number == 3 else 16 for number in range(5)]
 
     def step(number: int) -> None:
         optimizer.zero_grad()
-        loss = model(torch.randn(sizes[number], 64)).square().mean()
+        batch = torch.randn(sizes[number], 64)
+        loss = model(batch[None] if new == "length" else batch).square().mean()
         if new == "graph" and number == 3:
             loss = loss + model(torch.randn(sizes[number], 64)).square().mean()
         loss.backward()
@@ -280,6 +281,8 @@ def test_what_is_new_in_a_step_that_takes_more(new: str) -> None:
     if new == "batch":
         assert "(largest: 256.0 KiB: " in found["larger-step"].message  # of 256 times 256 numbers
         assert found["larger-step"].message.endswith("; the batch size is 256, and was 16.")
+    if new == "length":
+        assert found["larger-step"].message.endswith("; the largest input is [1, 256, 64], and was [1, 16, 64].")
     if new == "graph":
         assert found["larger-step"].message.endswith("; 2 graphs are alive, and 1 then.")
 

@@ -17,7 +17,7 @@ from ampmem.analysis.out_of_memory import failure_position
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.errors import UsageError
-from ampmem.events import OTHER_THREADS, PLACED, Action, Fact, Phase
+from ampmem.events import OTHER_THREADS, PLACED, Action, Fact, Phase, StepRecord
 from ampmem.names import INPUT, of_all_layers
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import SourceKind
@@ -276,9 +276,12 @@ def larger_step(run: TrainingRun) -> Finding | None:
     most = max(live, key=lambda category: live[category] - was[category])
     added = live[most] - was[most]
     batches = steps[good].batch_size, steps[place].batch_size
-    other = (
-        "" if None in batches or len(set(batches)) == 1 else f"; the batch size is {batches[1]}, and was {batches[0]}"
-    )
+    shapes = [_largest_input(run, steps[at]) for at in (good, place)]
+    other = ""
+    if None not in batches and len(set(batches)) > 1:
+        other = f"; the batch size is {batches[1]}, and was {batches[0]}"
+    elif all(shapes) and len(set(shapes)) > 1:
+        other = f"; the largest input is {shapes[1]}, and was {shapes[0]}"
     if not (run.notable(added) or other):
         return None
     what = (
@@ -300,6 +303,14 @@ def larger_step(run: TrainingRun) -> Finding | None:
             if size != was[category]
         ),
     )
+
+
+def _largest_input(run: TrainingRun, step: StepRecord) -> str:
+    """The shape of the largest tensor that a model got in ``step``, as text; empty if there is none."""
+    facts = run.analysis.facts
+    mine = (facts.fact == Fact.INPUT) & (facts.time_ns >= step.start_ns) & (facts.time_ns <= step.end_ns)
+    sizes = np.where(mine, run.analysis.lifetimes.bytes[facts.allocation], 0)
+    return run.text(facts.shape[sizes.argmax()]) if mine.any() else ""
 
 
 def _newcomers(run: TrainingRun, mine: Mask, before: int, now: int) -> Iterator[str]:
