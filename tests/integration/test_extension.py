@@ -14,6 +14,7 @@ import torch
 from support.commands import ampmem
 from support.compiled import compiled
 
+from ampmem.analysis.summary import summarize
 from ampmem.events import Columns, Fact, OomRecord, Recording
 from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.cuda.device import TorchCuda
@@ -373,6 +374,29 @@ def test_the_workspaces_of_cublas_are_blocks_that_no_tensor_has(
     blocks = {block["address"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]}
     assert found.workspaces() & blocks
     assert not found.workspaces() & {factor.data_ptr(), factor.grad.data_ptr()}  # type: ignore[union-attr]
+
+
+@NEEDS_CUDA
+def test_the_workspaces_of_before_an_evaluation_are_known(
+    tmp_path: Path, compiled_extension: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
+    monkeypatch.setenv(extension.VARIABLE, "on")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2")  # 8 MiB for each thread that multiplies matrices
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(256, 256, device='cuda')\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(64, 256, device='cuda')).sum().backward()\n"
+        "optimizer.step()\n"
+        "with torch.no_grad():\n"
+        "    for _ in range(3):\n"
+        "        model.eval()(torch.ones(64, 256, device='cuda'))\n"
+    )
+    result = ampmem(tmp_path, "profile", "--quiet", "--phase", "evaluation", "-o", "run.ampmem", "train.py")
+    assert result.returncode == 0, result.stderr
+    categories = summarize(read(tmp_path / "run.ampmem")).peak.categories
+    assert (categories["workspace"], categories.get("other", 0)) == (2 * 8 << 20, 0)
 
 
 @NEEDS_CUDA

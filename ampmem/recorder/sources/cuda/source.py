@@ -30,7 +30,7 @@ from ampmem.allocator.settings import (
 )
 from ampmem.allocator.snapshot import ALLOC, FREE_REQUESTED
 from ampmem.errors import UsageError
-from ampmem.events import Action, AllocatorRecord, LayersRecord, OomRecord
+from ampmem.events import Action, AllocatorRecord, Fact, LayersRecord, OomRecord
 from ampmem.names import warning
 from ampmem.patching import Undo, undone_together
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
@@ -185,6 +185,7 @@ class CudaSource(Source):
         self._marks: dict[tuple[int, Mark], tuple[MarkCount, LayersRecord]] = {}
         self._layers: list[LayersRecord] = []
         self._oom = OomKeeper(self._api)
+        self._log: Log | None = None
         self._notes: dict[str, None] = {}
         self._refused: str | None = None
         """Why recording could not begin when the script initialized CUDA."""
@@ -225,8 +226,9 @@ class CudaSource(Source):
         check_free()
 
     def attach(self, locate: Callable[[], Place], log: Log) -> None:
-        """Set ``locate``, which says where memory ran out; everything else is in the trace."""
+        """Set ``locate``, which says where memory ran out, and ``log`` for workspaces; all else is in the trace."""
         self._oom.locate = locate
+        self._log = log
 
     @undone_together
     def install(self) -> Iterator[Undo]:
@@ -392,6 +394,7 @@ class CudaSource(Source):
                 self._tag = self._api.metadata_setter()
                 self._stamp(time_ns())
             self._api.observe_oom(self._oom.observe)
+            self._log_workspaces()
         except Exception as error:
             self._refused = f"nothing was recorded: memory history could not be switched on: {error}"
             return
@@ -399,6 +402,12 @@ class CudaSource(Source):
         # Nor inside backward, where compiled code may initialize CUDA: the engine would end the profile with it.
         if threading.get_ident() == self._thread and not in_backward():
             self._follow_nodes()
+
+    def _log_workspaces(self) -> None:
+        """Log the workspaces of cuBLAS that are there already: later ones are known by the op that makes them."""
+        if self._extension is not None and self._log is not None:
+            for address in self._extension.workspaces():
+                self._log.fact(Fact.WORKSPACE, address, self._log.texts.id("cuBLAS"))
 
     def _take_settings(self) -> None:
         """Apply allocator settings that the script put into the environment before it imported torch.
