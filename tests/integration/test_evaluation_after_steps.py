@@ -250,3 +250,21 @@ def test_the_loss_of_a_batch_belongs_to_it(tmp_path: Path) -> None:
     assert [step.peak.categories["activations"] for step in summary.steps] == [saved, 2 * saved, 3 * saved]
     (found,) = [each for each in summary.findings if each.code == "no-grad-missing"]
     assert found.bytes == 3 * saved
+
+
+class Trainer:
+    """Keeps what each batch returned, as Hugging Face's Trainer does where it computes metrics."""
+
+    def evaluation_loop(self, model: nn.Module) -> list[torch.Tensor]:
+        all_preds = []
+        with torch.no_grad():
+            for _ in range(4):
+                all_preds.append(model(torch.ones(512, 64)))
+        return all_preds
+
+
+def test_what_a_trainer_keeps_is_moved_by_its_own_argument(tmp_path: Path) -> None:
+    with ampmem_profile(output=tmp_path / "run.ampmem", steps=9, phase="evaluation", device="cpu"):
+        Trainer().evaluation_loop(nn.Linear(64, 128))
+    (found,) = [each for each in summarize(read(tmp_path / "run.ampmem")).findings if each.code == "predictions-kept"]
+    assert found.change.startswith("TrainingArguments(eval_accumulation_steps=1), which moves the results of each ")

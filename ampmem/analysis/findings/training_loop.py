@@ -569,6 +569,14 @@ def _alive(run: TrainingRun, mine: Mask) -> tuple[Mask, str]:
     return mine & run.analysis.lifetimes.alive_at(run.most_alive(run.analysis.lifetimes.bytes * mine)), "their most"
 
 
+_EVALUATION_OF_TRAINER = "Trainer.evaluation_loop"
+"""The function of Hugging Face's Trainer that keeps what each batch of an evaluation returned, for its metrics."""
+_CHANGE_OF_TRAINER = (
+    "TrainingArguments(eval_accumulation_steps=1), which moves the results of each batch to the CPU; "
+    "Trainer(preprocess_logits_for_metrics=...) keeps less of them"
+)
+
+
 def predictions_kept(run: TrainingRun) -> Finding | None:
     """A variable keeps the results of each batch of an evaluation, so memory grows with each batch.
 
@@ -582,15 +590,18 @@ def predictions_kept(run: TrainingRun) -> Finding | None:
     most = max(kept, key=lambda each: run.bytes_of(alive & each.allocations))
     variable = _variable(most.name, most.place, run.bytes_of(alive & most.allocations), number=False)
     since = run.analysis.timeline.positions(_phase_ends(run)) + 1
-    on_cpu = run.recording.run.device_type == "cpu"
-    moved = "" if on_cpu else "move each result to the CPU before it is kept (.cpu()), or "
+    moved = f"compute the metric for each batch and keep its number, not `{most.name}`"
+    if most.place.endswith(_EVALUATION_OF_TRAINER):
+        moved = _CHANGE_OF_TRAINER
+    elif run.recording.run.device_type != "cpu":
+        moved = f"move each result to the CPU before it is kept (.cpu()), or {moved}"
     return Finding(
         severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(run.bytes_of(alive))} at {at} are results of earlier batches of an evaluation: "
         f"{variable.in_words(short=True)} keeps them, {format_bytes(most.grown)} more with each batch.",
         bytes=run.bytes_of(alive),
-        change=f"{moved}compute the metric for each batch and keep its number, not `{most.name}`",
+        change=moved,
         evidence=(f"{format_bytes(variable.bytes)}: held by {variable.in_words()}", *run.largest(alive)),
         off_peak=run.off_peak(
             lifetimes.bytes * mine, np.where(lifetimes.phase == Phase.BETWEEN, lifetimes.born + 1, since)
