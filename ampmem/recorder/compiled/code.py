@@ -29,6 +29,8 @@ from ampmem.units import format_bytes
 
 _LINE = re.compile(r"(.+):(\d+) (?:\S+\.)?(?:call|partition_\d+)")
 _SAVED_BY, BACKWARD = "CompiledFunction", COMPILED_BACKWARD
+_BUFFER = "aten::empty_strided"
+"""The op by which compiled code on a simulated GPU makes a buffer; on a GPU that is no op."""
 """The autograd Function that runs compiled graphs, and its node."""
 _UNNAMED = (
     "{unnamed} of {all} allocated inside compiled code have no module or source line: the code that torch.compile "
@@ -193,7 +195,9 @@ class CompiledCode:
                 self._unnamed += int(size[at])
             if name is None or names is None:
                 continue
-            op[at] = op[at] if texts.value(int(op[at])).startswith("aten::") else name.op or op[at]
+            was = texts.value(int(op[at]))
+            if was == _BUFFER or not was.startswith("aten::"):
+                op[at] = name.op or op[at]
             module[at] = name.module or module[at]
             if self._stacks.enabled:
                 stack[at] = name.stack or stack[at]
