@@ -20,6 +20,8 @@ from ampmem.version import __version__
 from ampmem.vocabulary import Precision
 
 BASELINE = Precision.FP32
+_FLAT = 7 / 8
+"""A peak is flat if it is the same from this part of the largest value on, or from before."""
 """The precision that the others are compared with."""
 
 
@@ -164,11 +166,14 @@ class PrecisionFit:
 
     @property
     def flat_from(self) -> int | None:
-        """The smallest value with the peak of the largest that fits; ``None`` if no other value has that peak."""
+        """The smallest value with the peak of the largest that fits; ``None`` if that is hardly smaller.
+
+        What an allocator rounds up to a segment is the same for values that are near to each other.
+        """
         peaks = {point.value: point.allocated for point in self.points if point.may_fit}
         largest = self.largest_fitting
-        same = min((value for value, peak in peaks.items() if largest and peak == peaks[largest]), default=largest)
-        return None if same == largest else same
+        same = min((value for value, peak in peaks.items() if largest and peak == peaks[largest]), default=0)
+        return same if largest and 0 < same < largest * _FLAT else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ampmem.analysis.advise import AdviceDocument, AdvisedRun, ProvenResults
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT, command_lines, size_beside, wrapped
-from ampmem.units import format_bytes, format_count
+from ampmem.units import format_alike, format_bytes, format_count
 from ampmem.vocabulary import Device
 
 
@@ -185,16 +187,22 @@ def _table(found: AdviceDocument, layout: Layout) -> str:
 
 def rows_of(found: AdviceDocument) -> list[list[str]]:
     """The cells under :func:`columns_of`, one row for each change that was made."""
-    return [_row(run, found) for run in found.runs if run.failure is None]
+    limit, used = found.budget_bytes or found.gpu_bytes or 0, map(_most_used, found.runs)
+    of_device = format_alike((size, limit or size) for size in used if size is not None)
+    return [_row(run, found, of_device) for run in found.runs if run.failure is None]
 
 
-def _row(run: AdvisedRun, found: AdviceDocument) -> list[str]:
+def _most_used(run: AdvisedRun) -> int | None:
+    return run.highest_device_used_bytes or run.device_used_bytes
+
+
+def _row(run: AdvisedRun, found: AdviceDocument, of_device: Callable[[int], str]) -> list[str]:
     name = [run.change, *([str(run.rank)] if found.ranks else [])]
     if run.allocated_bytes is None:
         return [*name, "out of memory", ABSENT, ABSENT, ABSENT, "no", run.cost]
-    most = run.highest_device_used_bytes or run.device_used_bytes
-    known = (run.allocated_bytes, run.reserved_bytes, most)
-    sizes = [ABSENT if size is None else format_bytes(size) for size in known]
+    most = _most_used(run)
+    sizes = [ABSENT if size is None else format_bytes(size) for size in (run.allocated_bytes, run.reserved_bytes)]
+    sizes.append(ABSENT if most is None else of_device(most))
     return [*name, *sizes, _saved(run), _fits(run, found), run.cost]
 
 

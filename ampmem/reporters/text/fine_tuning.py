@@ -8,9 +8,9 @@ from shlex import quote
 
 from ampmem.analysis.fine_tuning import Estimate, Estimated, Method
 from ampmem.names import is_warning, warning_text
-from ampmem.reporters.text.fit import DOES_NOT_FIT, device_in_words
+from ampmem.reporters.text.fit import DOES_NOT_FIT, device_in_words, simulated_gpu
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, size_beside, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, wrapped
 from ampmem.units import format_alike, format_bytes, format_count
 
 _METHODS = {
@@ -76,11 +76,10 @@ def _needed(cell: Estimated) -> int:
 
 def _facts(found: Estimate) -> list[tuple[str, str]]:
     training = found.training
-    size = f", {format_bytes(found.total)}" if size_beside(found.gpu) else ""
     optimizer = f"{training.optimizer}{', activations of each block computed again' if training.checkpointing else ''}"
     ranks = "" if training.world_size is None else f", rank 0 of {training.world_size} with FSDP2"
     facts = [
-        ("gpu", f"{found.gpu} (simulated){size}{ranks}"),
+        ("gpu", f"{simulated_gpu(found.gpu, found.total)}{ranks}"),
         ("optimizer", optimizer),
         ("runs", f"{format_count(found.runs)}, of a script with random weights and batches"),
         *(("warning", warning_text(note)) for note in found.notes if is_warning(note)),

@@ -8,7 +8,7 @@ from ampmem.analysis.fit import BASELINE, BreakEven, FitResult, PrecisionFit, Re
 from ampmem.names import is_warning, warning_text
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.plain_text import ABSENT, signed, size_beside, wrapped
-from ampmem.units import counted, format_alike, format_apart, format_bytes, format_count, parse_bytes
+from ampmem.units import counted, format_alike, format_bytes, format_count, parse_bytes
 from ampmem.vocabulary import Precision
 
 DOES_NOT_FIT = "does not fit"
@@ -73,6 +73,12 @@ def device_in_words(gpu: str, total: int) -> str:
     return gpu if size_beside(gpu) else format_bytes(total).replace(".0 ", " ")
 
 
+def simulated_gpu(gpu: str, total: int) -> str:
+    """The name of a simulated GPU of ``total`` bytes, and that size."""
+    size = format_bytes(total)
+    return f"{gpu} (simulated), {size}" if size_beside(gpu) else f"{size} (simulated)"
+
+
 def facts(fit: FitResult) -> list[tuple[str, str]]:
     """The script, the varied argument, the GPU, the runs and the warnings, each with its name."""
     vary = fit.vary
@@ -80,16 +86,13 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
     if fit.gpu.outside is not None and fit.gpu.outside_at_most is not None:
         assumed = _range(fit, fit.gpu.outside, fit.gpu.outside_at_most)
         outside = f", {assumed} of it assumed in use outside of the allocator"
-    gpu = f"{fit.gpu.name} (simulated), {format_bytes(fit.gpu.total)}"
-    if not size_beside(fit.gpu.name):
-        gpu = f"{format_bytes(fit.gpu.total)} (simulated)"
     if fit.gpu.allowed is not None:
         outside += f"; the script lets this process use {format_bytes(fit.gpu.allowed)} of it"
     high = "the first that does not fit" if vary.high is None else format_count(vary.high)
     return [
         ("script", fit.script),
         ("varied", f"{vary.name} from {format_count(vary.low)} to {high}"),
-        ("gpu", f"{gpu}{outside}"),
+        ("gpu", f"{simulated_gpu(fit.gpu.name, fit.gpu.total)}{outside}"),
         ("runs", f"{format_count(fit.runs)}, of {fit.steps} steps each"),
         *(("warning", warning_text(note)) for note in fit.notes if is_warning(note)),
     ]
@@ -238,14 +241,9 @@ def _in_use(fit: FitResult, precision: PrecisionFit, value: int) -> str:
 
 def of_whole(whole: int, *parts: int) -> str:
     """``parts`` (one size or two) as parts of ``whole``: ``1.98 of 2.00 GiB``, ``1.9 to 2.1 of 2.0 GiB``."""
-    texts = [format_apart(part, whole) for part in parts]
-    shown = texts[-1][1]
-    unit, alike = f" {shown.partition(' ')[2]}", format_alike((part, whole) for part in parts)
-    found = [
-        text if text.endswith(unit) or len(parts) == 1 else alike(part)
-        for part, (text, _) in zip(parts, texts, strict=True)
-    ]
-    return f"{' to '.join(text.removesuffix(unit) for text in found)} of {shown}"
+    shown = format_alike((part, whole) for part in parts)
+    found = dict.fromkeys(shown(part).partition(" ")[0] for part in parts)
+    return f"{' to '.join(found)} of {shown(whole)}"
 
 
 def _same_as(fit: FitResult, precision: PrecisionFit) -> str:

@@ -88,10 +88,12 @@ function breakdownTable(breakdown, categoryOf) {
       { title: bytes === null ? "not known" : `${formatCount(bytes)} bytes` },
       bytes === null ? "-" : formatBytes(bytes),
     );
-  const rows = breakdown.rows.map((row) => [name(row), ...row.cells.map(cell)]);
+  // A run that ended before a mark has nothing to show there.
+  const isReached = (/** @type {unknown} */ _, /** @type {number} */ at) => breakdown.rows.some(({ cells }) => cells[at] !== null);
+  const rows = breakdown.rows.map((row) => [name(row), ...row.cells.filter(isReached).map(cell)]);
   return tableOf({
     caption: `Live bytes at the marks of step ${breakdown.step}`,
-    columns: [{ head: "Category" }, ...breakdown.columns.map((head) => ({ head, number: true }))],
+    columns: [{ head: "Category" }, ...breakdown.columns.filter(isReached).map((head) => ({ head, number: true }))],
     rows,
     foot: breakdown.rows.at(-1)?.key === "total",
     stacked: true,
@@ -258,7 +260,7 @@ export function showStatic(run, categoryOf) {
     make(
       "p",
       { class: "quiet" },
-      `The rule of thumb for ${words.head}. What it says that the model and the optimizer cost, compared with what was recorded.`,
+      `The rule of thumb for ${words.head}. Below is what it says of the model and the optimizer, beside what was recorded.`,
     ),
     make(
       "p",
@@ -325,7 +327,8 @@ function castSteps(casts) {
  *
  * @param {Casts} casts
  */
-const reused = ({ cache_hits: hits }) => (hits === null ? "" : `, and ${formatCount(hits)} uses needed no new copy`);
+const reused = ({ cache_hits: hits }) =>
+  hits === null ? "" : `, and ${hits ? formatCount(hits) : "no"} ${hits === 1 ? "use" : "uses"} found a copy in autocast's cache`;
 
 /** @param {Run} run */
 export function showCasts(run) {
