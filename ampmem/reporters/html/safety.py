@@ -103,7 +103,7 @@ def breakable(text: str) -> Markup:
 
 def unbroken(html: str) -> str:
     """``html`` in whose text numbers stay with their units and options are whole, except in drawings."""
-    amount = re.compile(rf"(<svg.*?</svg>)|([-+\u2212]?{_AMOUNT}|{_OPTION})(?![^<>]*>)", re.DOTALL)
+    amount = re.compile(rf"(<svg.*?</svg>)|((?:&lt; )?[-+\u2212]?{_AMOUNT}|{_OPTION})(?![^<>]*>)", re.DOTALL)
     return amount.sub(lambda found: found[1] or f'<span class="amount">{found[2]}</span>', html)
 
 
