@@ -77,12 +77,12 @@ def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[BarPiece, ...]:
     pieces, start = [], 0
     for category in CATEGORIES:
         if size := sizes.get(category, 0):
-            pieces.append(_piece(start, size, whole, label(category), paint(category)))
+            pieces.append(piece(start, size, whole, label(category), paint(category)))
             start += size
     return tuple(pieces)
 
 
-def _piece(start: int, size: int, whole: int, title: str, look: Paint, name: str = "") -> BarPiece:
+def piece(start: int, size: int, whole: int, title: str, look: Paint, name: str = "") -> BarPiece:
     """A part from ``start`` over ``size`` of the ``whole`` bytes of a bar; ``name`` is an additional CSS class."""
     text = f"{title}: {format_bytes(size)}"
     return BarPiece(left=100 * start / whole, width=100 * size / whole, title=text, paint=look, name=name)
@@ -90,10 +90,11 @@ def _piece(start: int, size: int, whole: int, title: str, look: Paint, name: str
 
 def paint(category: Category) -> Paint:
     """The look of ``category``."""
-    return _painted(FILLS[category])
+    return painted(FILLS[category])
 
 
-def _painted(fill: Fill) -> Paint:
+def painted(fill: Fill) -> Paint:
+    """The look of ``fill``."""
     style = f"--fill: light-dark({fill.light}, {fill.dark})"
     return Paint(style=style, classes=f"fill {_HATCHES.get(fill.pattern, '')}".rstrip())
 
@@ -119,7 +120,7 @@ def waterfall(before: End, after: End, instants: str) -> Waterfall:
     changes = [(label(key), paint(key), size) for key, size in sizes.items() if size]
     rounding = after.bytes - before.bytes - sum(sizes.values())
     if rounding:
-        changes.append(("Rounding of blocks", _painted(LAYERS["rounding"]), rounding))
+        changes.append(("Rounding of blocks", painted(LAYERS["rounding"]), rounding))
     # The highest value on the way from one end to the other.
     whole = max(1, *accumulate([size for _, _, size in changes], initial=before.bytes))
     texts = zip((before, after), peaks_apart(before.bytes, after.bytes), strict=True)
@@ -127,7 +128,7 @@ def waterfall(before: End, after: End, instants: str) -> Waterfall:
     first, last = (Bar(label=visible(end.label), value=text, pieces=(bar,), whole=True) for end, text, bar in ends)
     rows, now = [first], before.bytes
     for name, look, size in changes:
-        change = _piece(min(now, now + size), abs(size), whole, name, look, "less" if size < 0 else "more")
+        change = piece(min(now, now + size), abs(size), whole, name, look, "less" if size < 0 else "more")
         rows.append(Bar(label=name, value=signed(size), pieces=(change,), paint=look))
         now += size
     names, alike = listed([label(key).lower() for key in same]), format_bytes(sum(same.values()))
