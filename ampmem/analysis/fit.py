@@ -20,8 +20,6 @@ from ampmem.version import __version__
 from ampmem.vocabulary import Precision
 
 BASELINE = Precision.FP32
-_FLAT = 7 / 8
-"""A peak is flat if it is the same from this part of the largest value on, or from before."""
 """The precision that the others are compared with."""
 
 
@@ -173,7 +171,7 @@ class PrecisionFit:
         peaks = {point.value: point.allocated for point in self.points if point.may_fit}
         largest = self.largest_fitting
         same = min((value for value, peak in peaks.items() if largest and peak == peaks[largest]), default=0)
-        return same if largest and 0 < same < largest * _FLAT else None
+        return same if largest and 0 < same < largest * 7 / 8 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,5 +119,5 @@ def _environment() -> Environment:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
-    environment.filters |= {"breakable": breakable, "unbroken": unbroken}
+    environment.filters |= {"breakable": breakable, "unbroken": unbroken, "visible": visible}
     return environment

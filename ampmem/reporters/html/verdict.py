@@ -74,15 +74,20 @@ class End:
 
 def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[BarPiece, ...]:
     """The categories' bytes as parts side by side, in the stacking order of the timeline."""
+    return beside(((label(each), sizes.get(each, 0), paint(each)) for each in CATEGORIES), whole)
+
+
+def beside(parts: Iterable[tuple[str, int, Paint]], whole: int) -> tuple[BarPiece, ...]:
+    """The parts that are not empty, each with its title, bytes and look, side by side in a bar of ``whole`` bytes."""
     pieces, start = [], 0
-    for category in CATEGORIES:
-        if size := sizes.get(category, 0):
-            pieces.append(piece(start, size, whole, label(category), paint(category)))
+    for title, size, look in parts:
+        if size:
+            pieces.append(_piece(start, size, whole, title, look))
             start += size
     return tuple(pieces)
 
 
-def piece(start: int, size: int, whole: int, title: str, look: Paint, name: str = "") -> BarPiece:
+def _piece(start: int, size: int, whole: int, title: str, look: Paint, name: str = "") -> BarPiece:
     """A part from ``start`` over ``size`` of the ``whole`` bytes of a bar; ``name`` is an additional CSS class."""
     text = f"{title}: {format_bytes(size)}"
     return BarPiece(left=100 * start / whole, width=100 * size / whole, title=text, paint=look, name=name)
@@ -128,7 +133,7 @@ def waterfall(before: End, after: End, instants: str) -> Waterfall:
     first, last = (Bar(label=visible(end.label), value=text, pieces=(bar,), whole=True) for end, text, bar in ends)
     rows, now = [first], before.bytes
     for name, look, size in changes:
-        change = piece(min(now, now + size), abs(size), whole, name, look, "less" if size < 0 else "more")
+        change = _piece(min(now, now + size), abs(size), whole, name, look, "less" if size < 0 else "more")
         rows.append(Bar(label=name, value=signed(size), pieces=(change,), paint=look))
         now += size
     names, alike = listed([label(key).lower() for key in same]), format_bytes(sum(same.values()))

@@ -10,7 +10,7 @@ from ampmem.analysis.fine_tuning import Estimate, Estimated, Method
 from ampmem.names import is_warning, warning_text
 from ampmem.reporters.text.fit import DOES_NOT_FIT, device_in_words, simulated_gpu
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, wrapped_text
 from ampmem.units import format_alike, format_bytes, format_count
 
 _METHODS = {
@@ -25,14 +25,10 @@ def render_estimate(found: Estimate, written: Path | None, layout: Layout = PLAI
     """The answer, then the asked run of each cell with its largest batch; ``written`` is the script's file, if any."""
     sections = [
         layout.heading(headline(found), indent=""),
-        "\n".join(
-            line for name, text in facts(found) for line in wrapped(f"{name:<11}{text}", layout.width, indent=" " * 11)
-        ),
+        wrapped_text((f"{name:<11}{text}" for name, text in facts(found)), layout.width, indent=" " * 11),
         f"{layout.heading(title(found))}\n{_table(found, layout)}",
-        "\n".join(
-            line for note in found.notes if not is_warning(note) for line in wrapped(f"note: {note}", layout.width)
-        ),
-        "\n".join(wrapped(f"next: {_next(found, written)}", layout.width, indent=" " * 6)),
+        wrapped_text((f"note: {note}" for note in found.notes if not is_warning(note)), layout.width),
+        wrapped_text([f"next: {_next(found, written)}"], layout.width, indent=" " * 6),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -69,7 +65,7 @@ def _best(cells: Sequence[Estimated]) -> Estimated | None:
 
 def what_is_trained(cell: Estimated) -> str:
     """The method and the precision."""
-    return f"{_METHODS[cell.method]} in {cell.precision}"
+    return f"{_METHODS[cell.method]} in {cell.name}"
 
 
 def _needed(cell: Estimated) -> int:
@@ -83,15 +79,14 @@ def facts(found: Estimate) -> list[tuple[str, str]]:
     training = found.training
     optimizer = f"{training.optimizer}{', activations of each block computed again' if training.checkpointing else ''}"
     ranks = "" if training.world_size is None else f", rank 0 of {training.world_size} with FSDP2"
-    facts = [
+    adapters = f"of rank {training.lora}, beside all linear layers but the head"
+    return [
         ("gpu", f"{simulated_gpu(found.gpu, found.total)}{ranks}"),
         ("optimizer", optimizer),
+        *([("adapters", adapters)] if len(training.methods) > 1 else []),
         ("runs", f"{format_count(found.runs)}, of a script with random weights and batches"),
         *(("warning", warning_text(note)) for note in found.notes if is_warning(note)),
     ]
-    if len(training.methods) > 1:
-        facts.insert(2, ("adapters", f"of rank {training.lora}, beside all linear layers but the head"))
-    return facts
 
 
 def title(found: Estimate) -> str:
@@ -116,7 +111,7 @@ def rows_of(found: Estimate) -> list[list[str]]:
     return [
         [
             _METHODS[cell.method],
-            cell.precision,
+            cell.name,
             ABSENT if cell.asked.allocated is None else shown(cell.asked.allocated),
             ABSENT if cell.asked.reserved is None else shown(cell.asked.reserved),
             _largest(cell),
