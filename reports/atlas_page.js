@@ -4,7 +4,7 @@ const FILTERS = ["precision", "optimizer", "checkpointing", "family", "size"];
 const OPEN_FILTERS = ["family", "size"];
 const ALL = "all";
 const PRECISION_ORDER = ["amp", "amp-nocache", "bf16"];
-const COLOUR = "#3958d1";
+let colour = "";
 /** A family with fewer models has no picture of its own. */
 const LEAST = 3;
 const PANEL_HEIGHT = 300;
@@ -28,24 +28,26 @@ function make(tag, text, className) {
   return element;
 }
 
+/** A table without its empty columns. */
 function table(heads, rows, numbersFrom) {
   const made = make("table", "", "stacked");
+  const places = heads.map((_, i) => i).filter((i) => rows.some((row) => row[i] !== ""));
   const classOf = (i) => (i >= numbersFrom ? "n" : "");
   const head = made.createTHead().insertRow();
-  heads.forEach((text, i) => {
-    const cell = make("th", text, classOf(i));
+  for (const i of places) {
+    const cell = make("th", heads[i], classOf(i));
     cell.scope = "col";
     head.append(cell);
-  });
+  }
   const body = made.createTBody();
   for (const row of rows) {
     const line = body.insertRow();
-    row.forEach((text, i) => {
-      const cell = make(i ? "td" : "th", text, classOf(i));
+    for (const i of places) {
+      const cell = make(i ? "td" : "th", row[i], classOf(i));
       if (i) cell.dataset.head = heads[i];
       else cell.scope = "row";
       line.append(cell);
-    });
+    }
   }
   return made;
 }
@@ -89,9 +91,9 @@ function traceOf(line, panel) {
     ...axesOf(panel),
     x: line.batches,
     y: line.shares.map((share) => 100 * share),
-    line: { color: COLOUR, width: 1.5 },
-    marker: { color: COLOUR, size: 6 },
-    error_y: { ...interval(line, line.batches.map((_, i) => i)), color: COLOUR },
+    line: { color: colour, width: 1.5 },
+    marker: { color: colour, size: 6 },
+    error_y: { ...interval(line, line.batches.map((_, i) => i)), color: colour },
     text: line.batches.map((_, i) => spoken(line, i)),
     hoverinfo: "text",
     customdata: line.batches.map((_, i) => [data.lines.indexOf(line), i]),
@@ -201,8 +203,8 @@ function endsOf(lines, name, symbol, placeOf) {
     x: pairs.map(([line, i]) => 100 * line.shares[i]),
     y: lines.map((line) => line.model),
     customdata: pairs.map(([, i]) => i),
-    error_x: { ...intervals(pairs), color: COLOUR },
-    marker: { color: COLOUR, size: 9, symbol, line: { color: COLOUR, width: 1.5 } },
+    error_x: { ...intervals(pairs), color: colour },
+    marker: { color: colour, size: 9, symbol, line: { color: colour, width: 1.5 } },
     text: pairs.map(([line, i]) => spoken(line, i)),
     hoverinfo: "text",
   };
@@ -237,7 +239,7 @@ function endsLayout(lines, width, theme) {
   return {
     ...rest,
     height: 110 + ROW_HEIGHT * lines.length,
-    margin: { l: width < NARROW ? 150 : 190, r: 16, t: 36, b: 48 },
+    margin: { l: width < NARROW ? 158 : 190, r: 16, t: 36, b: 48 },
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
     shapes: [half],
     xaxis: { ...yaxis, title: { text: title } },
@@ -283,7 +285,7 @@ function rowOf(line) {
     line.family,
     line.phases[0] === line.phases[1] ? line.phases[0] : line.phases.join(", "),
     line.break_even,
-    `${(line.parameters / 1e6).toFixed(1)} M`,
+    `${line.parameters < 1e9 ? (line.parameters / 1e6).toFixed(1) : Math.round(line.parameters / 1e6).toLocaleString("en")} M`,
     percent(line.shares[0]),
     percent(line.shares[last]),
     String(line.batches[last]),
@@ -291,7 +293,7 @@ function rowOf(line) {
     line.activations === null ? "" : line.activations.toFixed(2),
     line.copies === null ? "" : line.copies.toFixed(2),
     line.compiled,
-    line.in_fp32 ?? "",
+    (line.in_fp32 ?? "").replaceAll(" %", "\u00a0%"),
   ];
 }
 
@@ -303,7 +305,7 @@ const HEADS = [
   "parameters",
   "saved at batch 1",
   "saved at the largest batch",
-  "which is",
+  "that batch",
   "largest batch that fits in this precision",
   "activations, of FP32's",
   "weight copies, bytes per parameter",
@@ -347,6 +349,7 @@ function fillTables() {
 let [shownLines, sorted] = [[], []];
 
 async function draw(theme, width) {
+  colour = theme === "dark" ? "#7f9bff" : "#3958d1";
   const [chart, ends] = [byId("chart"), byId("ends")];
   shownLines = shown();
   sorted = endsSorted(shownLines);

@@ -32,7 +32,13 @@ STYLE = """
 .card > p, .card > ul { margin-top: 8px; max-width: 66rem; }
 .card ul { padding-left: 20px; }
 .card .selectors { flex-wrap: wrap; margin-top: 10px; }
-.across { overflow-x: auto; }
+:root { --shade: light-dark(#00000055, #ffffff66); }
+.across { overflow-x: auto; background: linear-gradient(to right, var(--card) 40%, transparent) left / 2.5rem 100%,
+  linear-gradient(to left, var(--card) 40%, transparent) right / 2.5rem 100%,
+  linear-gradient(to right, var(--shade), transparent) left / 1rem 100%,
+  linear-gradient(to left, var(--shade), transparent) right / 1rem 100%;
+  background-repeat: no-repeat; background-attachment: local, local, scroll, scroll; }
+@media print { .across { background: none; } }
 .across td { white-space: nowrap; }
 @media print { .card .selectors { display: none; } }
 #emulated td:last-child { white-space: normal; }
@@ -48,7 +54,7 @@ td.n, th.n { text-align: right; }
   .across .stacked td { padding: 0 !important; text-align: left; } .across .stacked td::before { max-width: 60%; } }
 code { font-family: var(--mono); font-size: 12.5px; overflow-wrap: anywhere; }
 """
-"""What the page has beside the style of ampmem's other pages."""
+"""What the page has beside the style of ampmem's other pages. A shade at a table's edge says that it goes on there."""
 
 
 def page_of(document: Document) -> str:

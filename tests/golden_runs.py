@@ -214,7 +214,7 @@ def same(inputs: Path) -> list[Command]:
         commands.append(ampmem(f"help_{subcommand}", subcommand, "--help"))
     for optimizer in ("sgd", "adamw", "adafactor", "adam-8bit"):
         commands.append(ampmem(f"model_{optimizer}", "model", "--params", "350M", "--optimizer", optimizer))
-    for recipe in ("amp-told", "autocast", "half-master-fp32-accumulation", "pure-half"):
+    for recipe in ("amp-textbook", "autocast", "half-master-fp32-accumulation", "pure-half"):
         commands.append(ampmem(f"model_{recipe}", "model", "--params", "7e9", "--recipe", recipe))
     loaded = files("gpt.cpu.fp32", "gpt.sim.amp", "oom_backward.sim")
     return [

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
-from ampmem.analysis.fit import Point, Points, Vary, bracket, next_to_fit, precision_fits
+from ampmem.analysis.fit import Point, Points, PrecisionFit, Vary, bracket, next_to_fit, precision_fits
 from ampmem.analysis.jsonable import Json, JsonDocument, OneOf, Positive, like, named, schema_of_printed
 from ampmem.version import __version__
 from ampmem.vocabulary import Precision
@@ -77,23 +77,16 @@ def next_batch(points: Points, batch: int, total: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimated:
-    """One method in one precision.
+class Estimated(PrecisionFit):
+    """One method in one precision, with its runs on the GPU.
 
     ``arguments`` are the script's. ``asked`` is the run with the batch that was asked; if it does not fit, its peaks
-    are those on a GPU with enough memory. ``largest_fitting`` surely fits, ``smallest_not_fitting`` is the smallest
-    larger batch that does not; ``largest_that_may_fit`` fits with the lower bound of the unknown memory, null without
-    such a batch. ``points`` are all runs on the GPU.
+    are those on a GPU with enough memory.
     """
 
     method: Method
-    precision: Precision = field(metadata=named("arm"))
     arguments: str
     asked: Point
-    largest_fitting: Positive | None
-    smallest_not_fitting: Positive | None
-    largest_that_may_fit: Positive | None
-    points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +153,4 @@ def _estimated(cell: EstimateCell, points: Mapping[EstimateCell, Points], batch:
     if batch in roomy:
         ((needed,),) = (each.points for each in precision_fits({cell.precision: roomy}))
         asked = like(Point, needed, fits=False, may_fit=False)
-    return like(
-        Estimated, fit, method=cell.method, precision=cell.precision, arguments=" ".join(cell.arguments), asked=asked
-    )
+    return like(Estimated, fit, method=cell.method, arguments=" ".join(cell.arguments), asked=asked)

@@ -164,11 +164,14 @@ class PrecisionFit:
 
     @property
     def flat_from(self) -> int | None:
-        """The smallest value with the peak of the largest that fits; ``None`` if no other value has that peak."""
+        """The smallest value with the peak of the largest that fits; ``None`` if that is hardly smaller.
+
+        What an allocator rounds up to a segment is the same for values that are near to each other.
+        """
         peaks = {point.value: point.allocated for point in self.points if point.may_fit}
         largest = self.largest_fitting
-        same = min((value for value, peak in peaks.items() if largest and peak == peaks[largest]), default=largest)
-        return None if same == largest else same
+        same = min((value for value, peak in peaks.items() if largest and peak == peaks[largest]), default=0)
+        return same if largest and 0 < same < largest * 7 / 8 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,8 +43,8 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
     A FILE may also be JSON that ampmem printed, on any machine. The page of show --json or compare --json is the
     same, but without the timeline and other parts that need the events, and without the script's name and its
     failure, which the JSON does not have. The page of show --ranks --json has no pages of single ranks, and the page
-    of diff --json no pages of the two runs; those of fit --json and advise --json are complete. These four cannot be
-    combined with other files.
+    of diff --json no pages of the two runs; those of fit --json, advise --json and estimate --json are complete. These
+    five cannot be combined with other files.
     """
     # Imports jinja2, which a shell's completion must not wait for.
     from ampmem.reporters.html import write

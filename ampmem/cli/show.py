@@ -14,6 +14,7 @@ from ampmem.allocator.settings import parse_settings
 from ampmem.allocator.trace import WhatIf, trace_of_events, what_if
 from ampmem.analysis.advised import read_advised
 from ampmem.analysis.comparison import compare, distinct
+from ampmem.analysis.difference.sides import is_json
 from ampmem.analysis.jsonable import one_or_several
 from ampmem.analysis.ranks.jobs import RankRun, are_ranks, rank_run, ranks_beside, read_runs
 from ampmem.analysis.ranks.merge import Jobs, merge_all
@@ -115,6 +116,8 @@ def show(
     """
     details = EVERYTHING if everything else frozenset(detail for detail in Detail if chosen[detail.replace("-", "_")])
     files = tuple(without_journals(files))
+    if printed := [path for path in files if is_json(path)]:
+        raise UsageError(f"{printed[0]} is JSON that a command printed: ampmem report {printed[0]} makes a page of it")
     watched = [path for path in files if is_watched(path)]
     if full is not None:
         with TemporaryDirectory(prefix="ampmem-") as folder:

@@ -99,7 +99,7 @@ def test_no_share_is_minus_nothing(open_page: Open, atlas: Path) -> None:
 
 
 def test_what_stays_in_fp32_stands_beside_each_model(open_page: Open, atlas: Path) -> None:
-    assert {row[-1] for row in cells(open_page(atlas), "lines")} == {"norms 25 %"}
+    assert {row[-1] for row in cells(open_page(atlas), "lines")} == {"norms 25\u00a0%"}
 
 
 def test_the_filters_leave_what_they_name(open_page: Open, atlas: Path) -> None:

@@ -81,8 +81,8 @@ def recorder(version: str, *, quick: bool, folder: Path) -> Document:
 
 
 def shortened(detail: str) -> str:
-    """Without the folders of this machine."""
-    return re.sub(r"/\S+/", "", detail)[:200]
+    """Without the folders of this machine, and without what the outcome says."""
+    return re.sub(r"/\S+/", "", detail).removeprefix("Skipped: ")[:200]
 
 
 def cuda_of(where: Path) -> str:
@@ -159,7 +159,7 @@ def tables(document: Document) -> Iterable[tuple[str, tuple[str, ...], list[tupl
     notes = [f"torch {each['torch']}: {each['error']}" for each in versions if each.get("error")]
     for each in versions:
         notes += [
-            f"torch {each['torch']}: {test['name'].rpartition('::')[2]}: {test['outcome']}: {test['detail']}"
+            f"torch {each['torch']}: {test['name'].rpartition('::')[2]}: {test['outcome']}: {shortened(test['detail'])}"
             for test in each["tests"]
             if test["outcome"] != results.PASSED
         ]
@@ -208,6 +208,11 @@ def page_of(document: Document) -> str:
         f'<p class="quiet">ampmem {text(document["ampmem"])}, {text(document["date"])}. Made anew by '
         f"<code>{COMMAND}</code>.</p>"
     ]
+    captions = {
+        "Recorder": "How many of each test passed",
+        "Ops": "How many cases are equal",
+        "Whole steps": "Peaks of allocated memory",
+    }
     introductions = {
         "Recorder": "Under ampmem a program prints what it prints without, makes the same allocations, and the "
         "recording has the peaks of <code>torch.cuda.memory_stats()</code> to the byte, with residual 0.",
@@ -219,7 +224,9 @@ def page_of(document: Document) -> str:
         card = f"<h2>{heading}</h2>\n<p>{introductions[heading]}</p>"
         if lines:
             safe = [tuple(map(text, line)) for line in lines]
-            card += "\n" + table(heading, heads, safe, numbers=() if heading == "Recorder" else range(1, len(heads)))
+            card += "\n" + table(
+                captions[heading], heads, safe, numbers=() if heading == "Recorder" else range(1, len(heads))
+            )
         if notes:
             card += "\n<ul>" + "".join(f"<li>{text(note)}</li>\n" for note in notes) + "</ul>"
         cards.append(card)

@@ -82,7 +82,7 @@ def test_the_documentation_has_the_same_numbers(document: dict[str, Any]) -> Non
 
 
 def test_every_larger_miss_is_on_the_page_with_what_is_known_of_it(document: dict[str, Any]) -> None:
-    page = page_of(document)
+    page = page_of(document).replace("<wbr>", "")
     for row in larger_misses(document["rows"]):
         assert page.count(row["key"]) >= 2
         assert row["why"]
@@ -155,7 +155,7 @@ def test_a_batch_that_failed_for_a_reason_that_nobody_said_is_no_verdict(documen
     said = "failed, the reason is not said"
     assert said in line_of(Row(run=run, simulated=simulated))
     rows = [row for row in document["rows"] if row["fitted"] is False and not row["reason_known"]]
-    assert rows and page_of(document).count(said) == len(rows)
+    assert rows and page_of(document).replace("<br>", " ").count(said) == len(rows)
 
 
 def test_runs_that_were_left_out_are_spoken_of_where_there_are_some(document: dict[str, Any]) -> None:

@@ -128,7 +128,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "verdict",
         "comparison ranks",
         "page",
-        "advise_page fit_page",
+        "advise_page estimate_page fit_page",
         "write",
         "watched_page",
         "notebook",

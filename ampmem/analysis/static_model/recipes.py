@@ -118,8 +118,8 @@ FP32 = PrecisionModel(key="fp32", title="everything in float32", parameters=4.0,
 """16 bytes per parameter with Adam. Source: Hugging Face Transformers documentation, Anatomy of Model's Memory."""
 
 USUAL_AMP = PrecisionModel(
-    key="amp-told",
-    title="AMP, as usually told",
+    key="amp-textbook",
+    title="AMP, the textbook formula",
     parameters=4.0,
     cast_copies=2.0,
     gradients=2.0,

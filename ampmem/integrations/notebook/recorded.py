@@ -24,7 +24,7 @@ from ampmem.output import Bundle, check_output, printable, sized
 from ampmem.recorder.marker import FORMS, step_on_text
 from ampmem.recorder.options import Asked, asked_in_python
 from ampmem.recording import SUFFIX
-from ampmem.reporters.html.notebook import MOST, Card, Remark, frame, html_of
+from ampmem.reporters.html.notebook import MOST, Card, frame, html_of
 from ampmem.reporters.html.small_timeline import small_timeline
 from ampmem.units import counted, format_bytes
 from ampmem.vocabulary import FORCED_PRECISIONS, Device, Precision
@@ -51,7 +51,7 @@ def framed_bundle(said: Sequence[str], recordings: Sequence[Path], tables: Bundl
 
 
 def _head(said: Sequence[str]) -> str:
-    return html_of(Card(headline="", facts=(), remarks=[Remark(lead="ampmem", text=" ".join(said))]))
+    return html_of(Card(headline="", facts=(), remarks=[("ampmem", " ".join(said))]))
 
 
 STEPS = 3

@@ -289,7 +289,7 @@ def status() -> list[str]:
     """What is compiled, for which torch, and what it replaces, a sentence each. Raises :class:`AmpmemError`."""
     library, version = _path_to_use(), f"torch {torch.__version__}"
     others = sorted(each.name.rpartition("-")[0] for each in folder().glob("*.so") if each != library)
-    said = [f"compiled for other versions: torch {', '.join(others)}"] if others else []
+    said = [f"compiled for another torch or by another ampmem: torch {', '.join(others)}"] if others else []
     if os.environ.get(VARIABLE) == _OFF:
         said.append(f"{VARIABLE}=off: recordings do not use it")
     if not os.path.lexists(library):

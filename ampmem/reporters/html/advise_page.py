@@ -23,6 +23,7 @@ from ampmem.reporters.text.advise import (
     rows_of,
     rows_of_blocks,
 )
+from ampmem.reporters.text.fit import simulated_gpu
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import Device, forced_options
 
@@ -93,7 +94,7 @@ def advice_view(found: AdviceDocument, pages: tuple[tuple[str, str], ...] = ()) 
         change="" if best is None else best.change,
         code=() if best is None else best.code,
         pages=pages,
-        axis="recomputed FLOPs, % of the step's other FLOPs" if simulated else "step time, in ms",
+        axis="recomputed FLOPs, % of the step's others" if simulated else "step time, in ms",
         series=_series(found),
         limit=limit,
         limit_text="" if limit is None else f"the {what}: {format_bytes(limit)}",
@@ -114,7 +115,7 @@ def _in_line(heads: Sequence[str]) -> tuple[str, ...]:
 def _facts(found: AdviceDocument) -> tuple[tuple[str, str], ...]:
     return (
         ("script", found.script),
-        ("device", found.gpu if found.gpu_bytes is None else f"simulated {found.gpu}, {format_bytes(found.gpu_bytes)}"),
+        ("device", found.gpu if found.gpu_bytes is None else simulated_gpu(found.gpu, found.gpu_bytes)),
         ("budget", "none" if found.budget_bytes is None else format_bytes(found.budget_bytes)),
         *([("ranks", ranks_line(found))] if found.ranks else []),
         ("runs", f"{format_count(len(found.runs))}, each of {format_count(found.steps)} steps"),

@@ -87,18 +87,14 @@ def _figures(columns: Sequence[Compared], baseline: str | None) -> Iterator[tupl
     def timed(text: Callable[[StepTime], str]) -> Iterator[str]:
         return (ABSENT if column.step_time is None else text(column.step_time) for column in columns)
 
-    reserved = (column.peak_reserved for column in columns)
     yield "Step time, median", *timed(lambda time: format_duration(time.median_ns))
-    yield (
-        "Fastest to slowest",
-        *timed(lambda time: f"{format_duration(time.fastest_ns)} - {format_duration(time.slowest_ns)}"),
-    )
-    yield "Peak reserved", *map(or_absent, reserved)
+    spread = timed(lambda time: f"{format_duration(time.fastest_ns)} - {format_duration(time.slowest_ns)}")
+    yield "Fastest to slowest", *spread
+    yield "Peak reserved", *(or_absent(column.peak_reserved) for column in columns)
     if baseline is not None:
         yield f"Step time vs {baseline}", *timed(lambda time: times(time.ratio))
         yield f"Peak vs {baseline}", *(signed(column.peak_difference) for column in columns)
-        ratios = (times(column.activation_ratio) for column in columns)
-        yield f"Activations after forward, vs {baseline}", *ratios
+        yield f"Activations after forward, vs {baseline}", *(times(column.activation_ratio) for column in columns)
 
 
 def _waterfalls(comparison: Comparison) -> Iterator[tuple[int, Mark]]:

@@ -129,4 +129,4 @@ def _cell(precision: PrecisionFit, value: int, shown: Callable[[int], str]) -> s
     allocated, reserved = cells(precision, value, shown)
     if value not in precision.memory:
         return "not run"
-    return f"{reserved} ({allocated} allocated)" if reserved else allocated
+    return f"{reserved} ({allocated})" if reserved else allocated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ampmem.errors import AmpmemError
 from ampmem.events import Recording
 from ampmem.output import Bundle, one_line
 from ampmem.reporters.html.palette import FILLS, label
-from ampmem.reporters.html.safety import MAX_PROSE, filled_template, visible
+from ampmem.reporters.html.safety import MAX_PROSE, filled_template
 from ampmem.reporters.html.write import page_of
 from ampmem.reporters.text.answer import capital, in_phase, wording
 from ampmem.reporters.text.check import answer, remarks, render_check
@@ -56,16 +56,8 @@ class CardRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """A sentence under the table, and the word before it."""
-
-    text: str
-    lead: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """The parts of a value in a notebook: the answer, facts, a table, and remarks."""
+    """The parts of a value in a notebook: the answer, facts, a table, and remarks, each a word and a sentence."""
 
     headline: str
     facts: Sequence[str]
@@ -73,21 +65,12 @@ class Card:
     caption: str = ""
     columns: Sequence[str] = ()
     rows: Sequence[CardRow] = ()
-    remarks: Sequence[Remark] = ()
+    remarks: Sequence[tuple[str, str]] = ()
 
 
 def html_of(card: Card) -> str:
     """The card as HTML that depends on nothing in the page around it; all text is escaped."""
-    shown = Card(
-        headline=visible(card.headline, MAX_PROSE),
-        facts=[visible(fact) for fact in card.facts],
-        alarms=[visible(text, MAX_PROSE) for text in card.alarms],
-        caption=visible(card.caption),
-        columns=[visible(column) for column in card.columns],
-        rows=[replace(row, label=visible(row.label), cells=tuple(map(visible, row.cells))) for row in card.rows],
-        remarks=[Remark(text=visible(remark.text, MAX_PROSE), lead=remark.lead) for remark in card.remarks],
-    )
-    return filled_template("card.html", card=shown)
+    return filled_template("card.html", card=card, prose=MAX_PROSE)
 
 
 def summary_card(summary: Summary) -> Card:
@@ -112,8 +95,7 @@ def summary_card(summary: Summary) -> Card:
         columns=[text for column in IN_SHORT.values() for text in (column, "B/param")],
         rows=rows,
         remarks=[
-            Remark(lead=finding.severity, text=f"{finding.message} {capital(change_of(finding))}")
-            for finding in summary.findings
+            (finding.severity, f"{finding.message} {capital(change_of(finding))}") for finding in summary.findings
         ],
     )
 
@@ -137,7 +119,7 @@ def comparison_card(comparison: Comparison) -> Card:
         caption=f"{AT_MARK[Mark.PEAK]}, {comparison.which_step}",
         columns=[entry.label for entry in entries],
         rows=[*_by_category(live, [column.peak for column in columns]), *beside],
-        remarks=[Remark(lead="note", text=remark) for remark in comparison.remarks],
+        remarks=[("note", remark) for remark in comparison.remarks],
     )
 
 
@@ -161,7 +143,7 @@ def ranks_card(ranks: Ranks) -> Card:
         caption=instants_of(ranks),
         columns=[f"rank {rank.rank}" for rank in shown],
         rows=list(_by_category(live, [rank.peak_bytes for rank in shown])) if shown else [],
-        remarks=[Remark(text=f"{left_out} ranks with smaller peaks are not shown")] if left_out else [],
+        remarks=[("", f"{left_out} ranks with smaller peaks are not shown")] if left_out else [],
     )
 
 
@@ -196,8 +178,8 @@ def difference_card(found: Difference) -> Card:
         columns=("before", "after", "change", "source line"),
         rows=[_change(fold) for fold in folds[:CHANGES]],
         remarks=[
-            *(Remark(text=text) for text in remarks_on(found)),
-            *([Remark(text=f"{more} smaller changes are not shown")] if more > 0 else []),
+            *(("", text) for text in remarks_on(found)),
+            *([("", f"{more} smaller changes are not shown")] if more > 0 else []),
         ],
     )
 
@@ -219,7 +201,7 @@ def check_card(result: CheckResult) -> Card:
         caption="the limits",
         columns=("limit", "measured", "before", "source", ""),
         rows=[_limit(judged) for judged in result.judged],
-        remarks=[Remark(text=text) for text in remarks(result)],
+        remarks=[("", text) for text in remarks(result)],
     )
 
 

@@ -170,11 +170,11 @@ class PageView(ChartView):
     whose tables always have a row for all ``precision_copies``.
     """
 
-    categories: tuple[CategoryView, ...]
-    precision_copies: tuple[str, ...]
-    autocast_precisions: tuple[str, ...]
-    marks: Mapping[str, str]
-    layers: tuple[CategoryView, ...]
+    categories: tuple[CategoryView, ...] = field(default_factory=category_views)
+    precision_copies: tuple[str, ...] = PRECISION_COPIES
+    autocast_precisions: tuple[str, ...] = AUTOCAST_PRECISIONS
+    marks: Mapping[str, str] = field(default_factory=lambda: {mark.value: name for mark, name in IN_SHORT.items()})
+    layers: tuple[CategoryView, ...] = field(default_factory=layer_views)
     runs: tuple[RunView, ...]
     opens: int
     comparison: ComparedRuns | None
@@ -198,11 +198,6 @@ def page_view(
     """
     return PageView(
         title=", ".join(dict.fromkeys(run.title for run in runs)),
-        categories=category_views(),
-        precision_copies=PRECISION_COPIES,
-        autocast_precisions=AUTOCAST_PRECISIONS,
-        marks={mark.value: name for mark, name in IN_SHORT.items()},
-        layers=layer_views(),
         runs=runs,
         opens=opens_on([run.precision for run in runs]) if opens is None else opens,
         comparison=comparison,

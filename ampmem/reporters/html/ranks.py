@@ -201,7 +201,8 @@ class _Table:
         return RankRow(
             label=name,
             detail=detail,
-            href="" if shown is None else address_of(self._pages[shown]),
+            # The address on this page of that run, which the page's script handles.
+            href="" if shown is None else f"#one-rank&{urlencode({'run': visible(self._pages[shown])})}",
             shown="" if shown is None else f"The page of rank {shown}",
             pieces=() if rank.peak is None else stacked(rank.peak.categories, self._whole),
             cells=tuple(self._cells(rank)),
@@ -227,11 +228,6 @@ class _Table:
 
     def _largest(self, alike: Alike) -> Rank:
         return max((self._ranks.rank(number) for number in alike.ranks), key=lambda rank: (rank.peak_bytes, -rank.rank))
-
-
-def address_of(run: str) -> str:
-    """The address on this page of the run with that label; the page's script handles it."""
-    return f"#one-rank&{urlencode({'run': visible(run)})}"
 
 
 def _size(size: int) -> str:
@@ -260,11 +256,9 @@ def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: s
 
     ``pages`` has for each job, by rank, the label of its run; nothing if the jobs were given as JSON.
     """
-    first = jobs[0].job
-    several = len(jobs) > 1
     whole = max((ranks.peak.max for ranks in jobs if ranks.peak is not None), default=0)
     return JobView(
-        title=visible(first.script, MAX_PROSE),
+        title=visible(jobs[0].job.script, MAX_PROSE),
         facts=tuple(visible(fact) for fact in _facts(jobs)),
         problems=tuple(
             visible(f"{capital(text.removeprefix('note: ').removesuffix('.'))}.", MAX_PROSE)
@@ -272,7 +266,7 @@ def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: s
             for text in (*doubts(ranks), *absences(ranks))
         ),
         tables=tuple(
-            rank_table(ranks, shown, whole=whole, title=heading(ranks) if several else "")
+            rank_table(ranks, shown, whole=whole, title=heading(ranks) if len(jobs) > 1 else "")
             for ranks, shown in zip(jobs, pages, strict=True)
         ),
         shown=visible(opens),

@@ -412,9 +412,7 @@ def column(path: Path, limit: int, progress: PageProgress, advised: Advised | No
 
 def column_of(summary: Summary, title: str) -> tuple[Entry, RunView]:
     """A run of which only the summary is known as a column of a comparison and as a run of the page."""
-    entry = Entry(
-        label=summary.precision.name, summary=summary, plain_step_ns=summary.plain_step_ns, notes=summary.notes
-    )
+    entry = like(Entry, summary, label=summary.precision.name, summary=summary)
     return entry, _view(entry, summary, title, None)
 
 
@@ -590,7 +588,6 @@ def _phase_runs(phase: Column) -> tuple[tuple[int, str], ...]:
 
 
 def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
-    lines = next_lines(oom)
     return ShortageWords(
         headline=headline(oom),
         available=None if not oom.recorded else oom.allowed if oom.by_the_limit else oom.device_total,
@@ -598,7 +595,7 @@ def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
         block=f"{asked(oom)}" + (f": {format_bytes(oom.lacking)} missing" if oom.lacking else ""),
         largest=largest_rows(oom.largest, LARGEST_ROWS),
         commands=oom.next_commands,
-        hint="; ".join(line for line in lines if line not in oom.next_commands),
+        hint="; ".join(line for line in next_lines(oom) if line not in oom.next_commands),
         facts=tuple((key.capitalize(), text) for key, text in request_facts(oom, summary)),
         frames=tuple(user_frames(oom.stack)[-FRAMES:]),
         remedies=tuple(map(_remedy, remedies(oom, summary.findings))),

@@ -87,20 +87,23 @@ def filled_template(name: str, /, **values: object) -> str:
     return _environment().get_template(name).render(**values)
 
 
-_AMOUNT = r"\d[\d,.]*\s(?:[KMGTP]iB|B|%|n?s|ms|µs|min|h)(?![\w-])"
+_AMOUNT = r"\d[\d,.]*\s(?:[KMGTP]i?B|B|%|n?s|ms|µs|min|h)(?![\w-])"
 """A number and its unit, as in ``dom.js``."""
+
+_OPTION = r"(?<![\w-])--[a-z][\w-]*"
+"""An option of a command, as in ``dom.js``."""
 
 
 def breakable(text: str) -> Markup:
-    """``text`` as it may be broken into lines: numbers stay with their units, long names may break behind a dot."""
+    """``text`` as it may be broken into lines: not inside numbers with units or options, in long names behind a dot."""
     amount, rest = Markup('<span class="amount">{}</span>'), Markup("").join
-    parts = re.split(rf"([-+\u2212<>]?{_AMOUNT})", text)
+    parts = re.split(rf"([-+\u2212<>]?{_AMOUNT}|{_OPTION})", text)
     return rest(amount.format(part) if at % 2 else _with_breaks(part) for at, part in enumerate(parts))
 
 
 def unbroken(html: str) -> str:
-    """``html`` in whose text numbers stay with their units, except in drawings."""
-    amount = re.compile(rf"(<svg.*?</svg>)|([-+\u2212]?{_AMOUNT})(?![^<>]*>)", re.DOTALL)
+    """``html`` in whose text numbers stay with their units and options are whole, except in drawings."""
+    amount = re.compile(rf"(<svg.*?</svg>)|((?:&lt; )?[-+\u2212]?{_AMOUNT}|{_OPTION})(?![^<>]*>)", re.DOTALL)
     return amount.sub(lambda found: found[1] or f'<span class="amount">{found[2]}</span>', html)
 
 
@@ -116,5 +119,5 @@ def _environment() -> Environment:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
-    environment.filters |= {"breakable": breakable, "unbroken": unbroken}
+    environment.filters |= {"breakable": breakable, "unbroken": unbroken, "visible": visible}
     return environment

@@ -74,10 +74,15 @@ class End:
 
 def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[BarPiece, ...]:
     """The categories' bytes as parts side by side, in the stacking order of the timeline."""
+    return beside(((label(each), sizes.get(each, 0), paint(each)) for each in CATEGORIES), whole)
+
+
+def beside(parts: Iterable[tuple[str, int, Paint]], whole: int) -> tuple[BarPiece, ...]:
+    """The parts that are not empty, each with its title, bytes and look, side by side in a bar of ``whole`` bytes."""
     pieces, start = [], 0
-    for category in CATEGORIES:
-        if size := sizes.get(category, 0):
-            pieces.append(_piece(start, size, whole, label(category), paint(category)))
+    for title, size, look in parts:
+        if size:
+            pieces.append(_piece(start, size, whole, title, look))
             start += size
     return tuple(pieces)
 
@@ -90,10 +95,11 @@ def _piece(start: int, size: int, whole: int, title: str, look: Paint, name: str
 
 def paint(category: Category) -> Paint:
     """The look of ``category``."""
-    return _painted(FILLS[category])
+    return painted(FILLS[category])
 
 
-def _painted(fill: Fill) -> Paint:
+def painted(fill: Fill) -> Paint:
+    """The look of ``fill``."""
     style = f"--fill: light-dark({fill.light}, {fill.dark})"
     return Paint(style=style, classes=f"fill {_HATCHES.get(fill.pattern, '')}".rstrip())
 
@@ -119,7 +125,7 @@ def waterfall(before: End, after: End, instants: str) -> Waterfall:
     changes = [(label(key), paint(key), size) for key, size in sizes.items() if size]
     rounding = after.bytes - before.bytes - sum(sizes.values())
     if rounding:
-        changes.append(("Rounding of blocks", _painted(LAYERS["rounding"]), rounding))
+        changes.append(("Rounding of blocks", painted(LAYERS["rounding"]), rounding))
     # The highest value on the way from one end to the other.
     whole = max(1, *accumulate([size for _, _, size in changes], initial=before.bytes))
     texts = zip((before, after), peaks_apart(before.bytes, after.bytes), strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +66,7 @@ class WatchedView(ChartView):
     command: str
     lines: tuple[str, ...]
     curves: tuple[WatchedLine, ...]
-    categories: tuple[CategoryView, ...]
+    categories: tuple[CategoryView, ...] = field(default_factory=category_views)
     limit: int | None
     limit_text: str
     failed: int | None
@@ -112,7 +112,6 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
         command=visible(watched_heading(found), MAX_PROSE),
         lines=_page_texts(summary_lines(found)),
         curves=_curves(shown),
-        categories=category_views(),
         limit=found.run.limit,
         limit_text="" if found.run.limit is None else f"the device's {format_bytes(found.run.limit)}",
         failed=None if found.ending is None or found.ending.failure is None else found.ending.step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from ampmem.analysis.advise import SCHEMA as ADVICE
 from ampmem.analysis.advise import AdviceDocument
@@ -14,6 +15,8 @@ from ampmem.analysis.comparison import Comparison, Entry, compare, distinct
 from ampmem.analysis.difference.difference import SCHEMA as DIFFERENCE
 from ampmem.analysis.difference.difference import Difference
 from ampmem.analysis.difference.sides import PRINTED_SUMMARY, Printed, Side, is_json, printed_in
+from ampmem.analysis.fine_tuning import SCHEMA as ESTIMATE
+from ampmem.analysis.fine_tuning import Estimate
 from ampmem.analysis.fit import SCHEMA as FIT
 from ampmem.analysis.fit import FitResult
 from ampmem.analysis.ranks.jobs import are_ranks, read_runs
@@ -26,6 +29,7 @@ from ampmem.output import check_output, write_text
 from ampmem.recording import check_recording, rank_of, world_size_of
 from ampmem.reporters.html.advise_page import advice_view
 from ampmem.reporters.html.comparison import changes_view, compared_runs, difference_headline, difference_verdict
+from ampmem.reporters.html.estimate_page import render_estimate_page
 from ampmem.reporters.html.fit_page import fit_view
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render, render_chart
 from ampmem.reporters.html.progress import PageProgress
@@ -33,6 +37,9 @@ from ampmem.reporters.html.ranks import job_view, ranks_verdict_view
 from ampmem.reporters.html.run import RunView, column, column_of, packed_words, said_of
 from ampmem.reporters.html.verdict import VerdictView, verdict_view
 from ampmem.reporters.text.ranks import heading, jobs_wording
+
+_Shown: TypeAlias = PageView | FitResult | AdviceDocument | Estimate
+"""What a page is made of."""
 
 MOST_PAGES = 8
 """With at most this many ranks, all ranks' whole pages are in the file."""
@@ -132,7 +139,7 @@ def write_difference(before: Side, after: Side, found: Difference, output: Path,
         _write(view, output, progress, force=force)
 
 
-def _write(view: PageView | FitResult | AdviceDocument, output: Path, progress: PageProgress, *, force: bool) -> None:
+def _write(view: _Shown, output: Path, progress: PageProgress, *, force: bool) -> None:
     progress.say(f"writing {output.name}")
     write_text(output, _rendered(view), force=force)
 
@@ -168,9 +175,11 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
         return _rendered(_PageMaker(room=room, progress=progress).page(recordings))
 
 
-def _rendered(view: PageView | FitResult | AdviceDocument) -> str:
+def _rendered(view: _Shown) -> str:
     if isinstance(view, PageView):
         return render(view)
+    if isinstance(view, Estimate):
+        return render_estimate_page(view)
     kind, shown = ("fit", fit_view(view)) if isinstance(view, FitResult) else ("advise", advice_view(view))
     return render_chart(kind, shown)
 
@@ -181,6 +190,7 @@ _PRINTED = (
     Printed(schema=DIFFERENCE, of=Difference, what="a difference", command="ampmem diff --json"),
     Printed(schema=FIT, of=FitResult, what="a fit", command="ampmem fit --json"),
     Printed(schema=ADVICE, of=AdviceDocument, what="advice", command="ampmem advise --json"),
+    Printed(schema=ESTIMATE, of=Estimate, what="an estimate", command="ampmem estimate --json"),
 )
 """The JSON that a page can be made from."""
 
@@ -197,8 +207,8 @@ class _PageMaker:
     advised: Advised | None = None
     compiling: Sequence[Difference] = ()
 
-    def page(self, recordings: Sequence[Path]) -> PageView | FitResult | AdviceDocument:
-        """The page of ``recordings`` or of printed JSON; a fit and advice have pages of their own kinds."""
+    def page(self, recordings: Sequence[Path]) -> _Shown:
+        """The page of ``recordings`` or of printed JSON; others than recordings have kinds of their own."""
         printed = {path: printed_in(path, _PRINTED) for path in recordings if is_json(path)}
         compiling = self.compiling
         for path, those in printed.items():
@@ -215,7 +225,7 @@ class _PageMaker:
             json_only = "This page was made from JSON, without the runs' own pages."
             more = " ".join(filter(None, (page.verdict.more, json_only)))
             return replace(page, verdict=replace(page.verdict, more=more))
-        if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult | AdviceDocument):
+        if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult | AdviceDocument | Estimate):
             return found[0]
         path = next(path for path, those in printed.items() if not all(isinstance(each, Summary) for each in those))
         raise UsageError(f"{path} cannot be compared with other files: report on it alone")

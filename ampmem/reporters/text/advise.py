@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ampmem.analysis.advise import AdviceDocument, AdvisedRun, ProvenResults
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, command_lines, size_beside, wrapped
-from ampmem.units import format_bytes, format_count
+from ampmem.reporters.text.plain_text import ABSENT, command_lines, size_beside, wrapped, wrapped_text
+from ampmem.units import format_alike, format_bytes, format_count
 from ampmem.vocabulary import Device
 
 
@@ -13,13 +13,12 @@ def render_advice(found: AdviceDocument, layout: Layout = PLAIN) -> str:
     """The answer, a row for each run, the refused changes with reasons, and the code of the best change."""
     sections = ["\n".join(layout.strong(line) for line in wrapped(headline(found), layout.width, indent=""))]
     if found.ranks:
-        sections.append("\n".join(wrapped(ranks_line(found), layout.width, indent="")))
+        sections.append(wrapped_text([ranks_line(found)], layout.width, indent=""))
     sections.append(_table(found, layout))
     listed = ((REFUSED, refused_lines(found)), (PROVEN, proof_lines(found)), (COMPUTED, computed_lines(found)))
     for title, each in listed:
         if each:
-            lines = [line for one in each for line in wrapped(one, layout.width)]
-            sections.append("\n".join([layout.strong(title), "", *lines]))
+            sections.append(f"{layout.strong(title)}\n\n{wrapped_text(each, layout.width)}")
     best = best_change(found)
     if rows_of_blocks(found):
         place, block, *figures = COLUMNS_OF_BLOCKS
@@ -192,9 +191,9 @@ def _row(run: AdvisedRun, found: AdviceDocument) -> list[str]:
     name = [run.change, *([str(run.rank)] if found.ranks else [])]
     if run.allocated_bytes is None:
         return [*name, "out of memory", ABSENT, ABSENT, ABSENT, "no", run.cost]
-    most = run.highest_device_used_bytes or run.device_used_bytes
-    known = (run.allocated_bytes, run.reserved_bytes, most)
-    sizes = [ABSENT if size is None else format_bytes(size) for size in known]
+    most, limit = run.highest_device_used_bytes or run.device_used_bytes, found.budget_bytes or found.gpu_bytes
+    sizes = [ABSENT if size is None else format_bytes(size) for size in (run.allocated_bytes, run.reserved_bytes)]
+    sizes.append(ABSENT if most is None else format_alike([(most, limit or most)])(most))
     return [*name, *sizes, _saved(run), _fits(run, found), run.cost]
 
 

@@ -12,7 +12,7 @@ from ampmem.analysis.difference.difference import GroupChange, changes_between, 
 from ampmem.names import is_warning, warning_text
 from ampmem.reporters.text.difference import changes_table, elsewhere, what
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_with_lines, words
-from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped, wrapped_text
 from ampmem.units import counted, format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 5
@@ -31,7 +31,7 @@ def render_check(result: CheckResult, layout: Layout = PLAIN) -> str:
         "\n".join(_answer(result, layout)),
         _limits(result, layout),
         *_details(result, layout),
-        "\n".join(line for text in remarks(result) for line in wrapped(text, layout.width)),
+        wrapped_text(remarks(result), layout.width),
     ]
     return "\n\n".join(section for section in sections if section)
 

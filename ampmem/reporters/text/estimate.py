@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ampmem.analysis.estimate import Fit, Prediction, Terms
 from ampmem.names import CUDNN_TRIALS, is_warning, not_modelled
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import between, size_beside, wrapped
+from ampmem.reporters.text.plain_text import between, size_beside, wrapped_text
 from ampmem.units import format_bytes, format_peak
 
 _LAYERS = ("rounding", "allocated", "cached", "reserved", "outside", "total")
@@ -107,8 +107,7 @@ def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = 
         caption += f", of which this process may use {format_bytes(prediction.allowed)}"
     caption += ", for the whole run" * (ran_on and not prediction.stopped and prediction.margin is not None)
     texts = [_INSTANTS, *_bounds(prediction), *map(not_modelled, prediction.not_modelled)]
-    below = (line for text in texts for line in wrapped(text, layout.width))
-    return "\n".join([layout.heading(caption), "", _table(prediction, layout), "", *below])
+    return "\n".join([layout.heading(caption), "", _table(prediction, layout), "", wrapped_text(texts, layout.width)])
 
 
 def _bounds(prediction: Prediction) -> Iterator[str]:

@@ -8,9 +8,9 @@ from shlex import quote
 
 from ampmem.analysis.fine_tuning import Estimate, Estimated, Method
 from ampmem.names import is_warning, warning_text
-from ampmem.reporters.text.fit import DOES_NOT_FIT, device_in_words
+from ampmem.reporters.text.fit import DOES_NOT_FIT, device_in_words, simulated_gpu
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, size_beside, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, wrapped_text
 from ampmem.units import format_alike, format_bytes, format_count
 
 _METHODS = {
@@ -25,14 +25,10 @@ def render_estimate(found: Estimate, written: Path | None, layout: Layout = PLAI
     """The answer, then the asked run of each cell with its largest batch; ``written`` is the script's file, if any."""
     sections = [
         layout.heading(headline(found), indent=""),
-        "\n".join(
-            line for name, text in _facts(found) for line in wrapped(f"{name:<11}{text}", layout.width, indent=" " * 11)
-        ),
-        f"{layout.heading(_title(found))}\n{_table(found, layout)}",
-        "\n".join(
-            line for note in found.notes if not is_warning(note) for line in wrapped(f"note: {note}", layout.width)
-        ),
-        "\n".join(wrapped(f"next: {_next(found, written)}", layout.width, indent=" " * 6)),
+        wrapped_text((f"{name:<11}{text}" for name, text in facts(found)), layout.width, indent=" " * 11),
+        f"{layout.heading(title(found))}\n{_table(found, layout)}",
+        wrapped_text((f"note: {note}" for note in found.notes if not is_warning(note)), layout.width),
+        wrapped_text([f"next: {_next(found, written)}"], layout.width, indent=" " * 6),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -45,10 +41,13 @@ def headline(found: Estimate) -> str:
     best = [_best([cell for cell in found.cells if cell.method is each]) for each in found.training.methods]
     cells = sorted((cell for cell in best if cell), key=lambda cell: -(cell.largest_fitting or 0))
     fitting = [
-        f"{_what(cell)} up to a batch of {format_count(cell.largest_fitting)}" for cell in cells if cell.largest_fitting
+        f"{what_is_trained(cell)} up to a batch of {format_count(cell.largest_fitting)}"
+        for cell in cells
+        if cell.largest_fitting
     ]
     others = [
-        f"{_what(cell)} needs at least {format_bytes(_needed(cell))} at a batch of {format_count(cell.asked.value)}"
+        f"{what_is_trained(cell)} needs at least {format_bytes(_needed(cell))} "
+        f"at a batch of {format_count(cell.asked.value)}"
         for cell in cells
         if not cell.largest_fitting
     ]
@@ -64,8 +63,9 @@ def _best(cells: Sequence[Estimated]) -> Estimated | None:
     return max(cells, key=lambda cell: (cell.largest_fitting or 0, -_needed(cell)), default=None)
 
 
-def _what(cell: Estimated) -> str:
-    return f"{_METHODS[cell.method]} in {cell.precision}"
+def what_is_trained(cell: Estimated) -> str:
+    """The method and the precision."""
+    return f"{_METHODS[cell.method]} in {cell.name}"
 
 
 def _needed(cell: Estimated) -> int:
@@ -74,43 +74,50 @@ def _needed(cell: Estimated) -> int:
     return (point.allocated or 0) + (point.used or 0) - (point.reserved or 0)
 
 
-def _facts(found: Estimate) -> list[tuple[str, str]]:
+def facts(found: Estimate) -> list[tuple[str, str]]:
+    """The GPU, the optimizer, the adapters, the runs and the warnings, each with its name."""
     training = found.training
-    size = f", {format_bytes(found.total)}" if size_beside(found.gpu) else ""
     optimizer = f"{training.optimizer}{', activations of each block computed again' if training.checkpointing else ''}"
     ranks = "" if training.world_size is None else f", rank 0 of {training.world_size} with FSDP2"
-    facts = [
-        ("gpu", f"{found.gpu} (simulated){size}{ranks}"),
+    adapters = f"of rank {training.lora}, beside all linear layers but the head"
+    return [
+        ("gpu", f"{simulated_gpu(found.gpu, found.total)}{ranks}"),
         ("optimizer", optimizer),
+        *([("adapters", adapters)] if len(training.methods) > 1 else []),
         ("runs", f"{format_count(found.runs)}, of a script with random weights and batches"),
         *(("warning", warning_text(note)) for note in found.notes if is_warning(note)),
     ]
-    if len(training.methods) > 1:
-        facts.insert(2, ("adapters", f"of rank {training.lora}, beside all linear layers but the head"))
-    return facts
 
 
-def _title(found: Estimate) -> str:
+def title(found: Estimate) -> str:
+    """The title of the table."""
     training = found.training
-    each = "" if training.seq is None else f" of {format_count(training.seq)} tokens"
+    each = "" if training.seq is None else f" ({format_count(training.seq)} tokens each)"
     return f"peak at a batch of {format_count(training.batch)}{each}, and the largest batch that fits"
 
 
+COLUMNS = ("method", "precision", "allocated", "reserved", "largest\nbatch")
+
+
 def _table(found: Estimate, layout: Layout) -> str:
+    method, precision, *figures = COLUMNS
+    return table([words(method), words(precision), *map(number, figures)], rows_of(found), layout)
+
+
+def rows_of(found: Estimate) -> list[list[str]]:
+    """The cells under :data:`COLUMNS`, one row for each method in each precision."""
     points = [cell.asked for cell in found.cells]
     shown = format_alike([(each.allocated or 0, each.reserved or 0) for each in points])
-    rows = [
+    return [
         [
             _METHODS[cell.method],
-            cell.precision,
+            cell.name,
             ABSENT if cell.asked.allocated is None else shown(cell.asked.allocated),
             ABSENT if cell.asked.reserved is None else shown(cell.asked.reserved),
             _largest(cell),
         ]
         for cell in found.cells
     ]
-    columns = [words("method"), words("precision"), number("allocated"), number("reserved"), number("largest\nbatch")]
-    return table(columns, rows, layout)
 
 
 def _largest(cell: Estimated) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from ampmem.analysis.fit import BASELINE, BreakEven, FitResult, PrecisionFit, Remaining, SavingVerdict
 from ampmem.names import is_warning, warning_text
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
-from ampmem.reporters.text.plain_text import ABSENT, signed, size_beside, wrapped
-from ampmem.units import counted, format_alike, format_apart, format_bytes, format_count, parse_bytes
+from ampmem.reporters.text.plain_text import ABSENT, signed, size_beside, wrapped_text
+from ampmem.units import counted, format_alike, format_bytes, format_count, parse_bytes
 from ampmem.vocabulary import Precision
 
 DOES_NOT_FIT = "does not fit"
@@ -28,13 +28,11 @@ def render_fit_result(fit: FitResult, layout: Layout = PLAIN) -> str:
     """The runs as a table, then the conclusions."""
     sections = [
         layout.heading(headline(fit), indent=""),
-        "\n".join(
-            line for name, text in facts(fit) for line in wrapped(f"{name:<8}{text}", layout.width, indent=" " * 8)
-        ),
+        wrapped_text((f"{name:<8}{text}" for name, text in facts(fit)), layout.width, indent=" " * 8),
         _points(fit, layout),
         _section("what fits: the most memory in use on the device, of its total", fitting_lines(fit), layout),
         _section(f"peak allocated against {BASELINE}", break_even_lines(fit), layout),
-        "\n".join(line for note in remarks(fit) for line in wrapped(f"note: {note}", layout.width)),
+        wrapped_text((f"note: {note}" for note in remarks(fit)), layout.width),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -46,10 +44,7 @@ def headline(fit: FitResult) -> str:
     """
     different = [precision for precision in fit.precisions if fit.same_as(precision) is None]
     different.sort(key=lambda precision: -(precision.largest_fitting or 0))
-    fitting = [
-        (precision, precision.largest_fitting) for precision in different if precision.largest_fitting is not None
-    ]
-    if not fitting:
+    if different[0].largest_fitting is None:
         return f"No value that was run surely fits on {device_in_words(fit.gpu.name, fit.gpu.total)}."
     if fit.without_effect:
         values = f"from {format_count(fit.values[0])} to {format_count(fit.values[-1])}"
@@ -57,20 +52,22 @@ def headline(fit: FitResult) -> str:
         return f"{fit.vary.name} has no effect: {same}. Does the script use it, and does it have enough data?"
     said: list[str] = []
     what = "fits a batch of " if "batch" in fit.vary.name.lower() else f"fits with {fit.vary.name} "
-    for precision, most in fitting:
-        or_more = " or more" if precision.smallest_not_fitting is None else ""
-        said.append(f"{_PRECISIONS[precision.name]} {'' if said else what}{format_count(most)}{or_more}")
-    said += [
-        f"{_PRECISIONS[precision.name]} no value that was run"
-        for precision in different
-        if precision.largest_fitting is None
-    ]
+    for precision in different:
+        most, or_more = precision.largest_fitting, " or more" if precision.smallest_not_fitting is None else ""
+        value = "no value that was run" if most is None else f"{'' if said else what}{format_count(most)}{or_more}"
+        said.append(f"{_PRECISIONS[precision.name]} {value}")
     return f"On {device_in_words(fit.gpu.name, fit.gpu.total)} {', '.join(said)}."
 
 
 def device_in_words(gpu: str, total: int) -> str:
     """The name of a GPU, or of one that is named by its memory, of ``total`` bytes, the size: ``24 GiB``."""
     return gpu if size_beside(gpu) else format_bytes(total).replace(".0 ", " ")
+
+
+def simulated_gpu(gpu: str, total: int) -> str:
+    """The name of a simulated GPU of ``total`` bytes, and that size."""
+    size = format_bytes(total)
+    return f"{gpu} (simulated), {size}" if size_beside(gpu) else f"{size} (simulated)"
 
 
 def facts(fit: FitResult) -> list[tuple[str, str]]:
@@ -80,16 +77,13 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
     if fit.gpu.outside is not None and fit.gpu.outside_at_most is not None:
         assumed = _range(fit, fit.gpu.outside, fit.gpu.outside_at_most)
         outside = f", {assumed} of it assumed in use outside of the allocator"
-    gpu = f"{fit.gpu.name} (simulated), {format_bytes(fit.gpu.total)}"
-    if not size_beside(fit.gpu.name):
-        gpu = f"{format_bytes(fit.gpu.total)} (simulated)"
     if fit.gpu.allowed is not None:
         outside += f"; the script lets this process use {format_bytes(fit.gpu.allowed)} of it"
     high = "the first that does not fit" if vary.high is None else format_count(vary.high)
     return [
         ("script", fit.script),
         ("varied", f"{vary.name} from {format_count(vary.low)} to {high}"),
-        ("gpu", f"{gpu}{outside}"),
+        ("gpu", f"{simulated_gpu(fit.gpu.name, fit.gpu.total)}{outside}"),
         ("runs", f"{format_count(fit.runs)}, of {fit.steps} steps each"),
         *(("warning", warning_text(note)) for note in fit.notes if is_warning(note)),
     ]
@@ -205,8 +199,7 @@ def cells(precision: PrecisionFit, value: int, shown: Callable[[int], str]) -> t
 
 
 def _section(title: str, lines: Sequence[str], layout: Layout) -> str:
-    wrapped_lines = (part for line in lines for part in wrapped(line, layout.width))
-    return "\n".join([layout.heading(title), *wrapped_lines]) if lines else ""
+    return f"{layout.heading(title)}\n{wrapped_text(lines, layout.width)}" if lines else ""
 
 
 def _fitting(fit: FitResult, precision: PrecisionFit) -> str:
@@ -238,14 +231,9 @@ def _in_use(fit: FitResult, precision: PrecisionFit, value: int) -> str:
 
 def of_whole(whole: int, *parts: int) -> str:
     """``parts`` (one size or two) as parts of ``whole``: ``1.98 of 2.00 GiB``, ``1.9 to 2.1 of 2.0 GiB``."""
-    texts = [format_apart(part, whole) for part in parts]
-    shown = texts[-1][1]
-    unit, alike = f" {shown.partition(' ')[2]}", format_alike((part, whole) for part in parts)
-    found = [
-        text if text.endswith(unit) or len(parts) == 1 else alike(part)
-        for part, (text, _) in zip(parts, texts, strict=True)
-    ]
-    return f"{' to '.join(text.removesuffix(unit) for text in found)} of {shown}"
+    shown = format_alike((part, whole) for part in parts)
+    found = dict.fromkeys(shown(part).partition(" ")[0] for part in parts)
+    return f"{' to '.join(found)} of {shown(whole)}"
 
 
 def _same_as(fit: FitResult, precision: PrecisionFit) -> str:

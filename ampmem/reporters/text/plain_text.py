@@ -136,6 +136,11 @@ def wrapped(text: str, width: int, *, indent: str = "  ") -> list[str]:
     return [line.replace(FILLER, "").replace(_TIE, " ") for line in lines]
 
 
+def wrapped_text(texts: Iterable[str], width: int, *, indent: str = "  ") -> str:
+    """The lines of each of ``texts``, as :func:`wrapped` makes them."""
+    return "\n".join(line for text in texts for line in wrapped(text, width, indent=indent))
+
+
 class _Wrapper(textwrap.TextWrapper):
     """A wrapper that breaks a word longer than a line, such as a path, before a figure instead of inside it."""
 

@@ -45,7 +45,7 @@ from ampmem.reporters.text.answer import (
 )
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, narrowest, number, side_by_side, table, words
-from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped, wrapped_text
 from ampmem.reporters.text.run import describe_device, keyed, precision_in_words, render_next, warning_lines
 from ampmem.units import counted, format_bytes, format_count, format_peak, listed, peaks_close
 from ampmem.vocabulary import SourceKind
@@ -436,7 +436,7 @@ def render_ranks(
         render_groups(ranks, layout),
         render_places(ranks, layout, every=every),
         "" if heading else _job(ranks.job, layout),
-        "\n".join(line for text in _foot(ranks) for line in wrapped(text, layout.width)),
+        wrapped_text(_foot(ranks), layout.width),
         "" if not files else _next(ranks, files, layout, more=not every),
     ]
     return "\n\n".join(section for section in sections if section)

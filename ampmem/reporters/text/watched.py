@@ -12,7 +12,7 @@ from ampmem.recording.watched import Why
 from ampmem.reporters.text.answer import capital
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.memory import BAR, bar_of
-from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, or_absent, wrapped, wrapped_text
 from ampmem.units import format_bytes, format_count, format_peak
 
 WHY = {
@@ -36,9 +36,7 @@ def render_watched(found: WatchedSummary, layout: Layout = PLAIN) -> str:
     """The whole text about the run."""
     parts = [
         layout.heading(watched_verdict(found)),
-        "\n".join(
-            line for text in (watched_heading(found), *summary_lines(found)) for line in wrapped(text, layout.width)
-        ),
+        wrapped_text((watched_heading(found), *summary_lines(found)), layout.width),
     ]
     if found.shortage is not None:
         parts += [layout.alarm("Out of memory"), _shortage(found.shortage, layout)]
@@ -48,7 +46,7 @@ def render_watched(found: WatchedSummary, layout: Layout = PLAIN) -> str:
         full = table(columns, [full_row(part, found.run.every) for part in found.full], layout)
         parts += [layout.heading("Steps recorded in full"), full]
     if found.notes:
-        parts.append("\n".join(line for note in found.notes for line in wrapped(f"note: {note}", layout.width)))
+        parts.append(wrapped_text((f"note: {note}" for note in found.notes), layout.width))
     if found.commands:
         parts += [layout.heading("Next"), "\n".join(map(printable, found.commands))]
     return "\n\n".join(parts)
@@ -164,7 +162,7 @@ def _end(found: WatchedSummary) -> Iterator[str]:
 
 
 def _shortage(found: Shortage, layout: Layout) -> str:
-    text = "\n".join(line for each in shortage_lines(found) for line in wrapped(each, layout.width))
+    text = wrapped_text(shortage_lines(found), layout.width)
     if not found.held:
         return text
     columns = [words("held", least=20), number("bytes"), number("blocks"), number("last full\nrecording")]

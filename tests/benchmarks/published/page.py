@@ -1,6 +1,7 @@
 """The page of the published runs: one file that loads nothing."""
 
 import html
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,10 +32,12 @@ STYLE = """
 .across th, .across td { padding-right: 18px; }
 th.n, td.n { text-align: right; white-space: nowrap; } thead th { border-bottom-width: 2px; }
 th.long, td.long { overflow-wrap: anywhere; }
-@media (min-width: 701px) { th.long, td.long { min-width: 11.5rem; } }
+@media (min-width: 701px) { th.long, td.long { min-width: 11.5rem; } #every-run td:last-child { min-width: 27rem; } }
 @media (max-width: 700px) { .across .stacked tr { grid-template-columns: minmax(0, 1fr); }
   .across .stacked td { padding-right: 0; text-align: left; } .across .stacked td::before { max-width: 60%; }
-  .across .stacked td.wide { display: block; } .across .stacked td.wide::before { content: attr(data-head) ": "; } }
+  section.card svg text { font-size: 15px; }
+  .across .stacked td:is(.wide, #every-run :last-child) { display: block; }
+  .across .stacked td:is(.wide, #every-run :last-child)::before { content: attr(data-head) ": "; } }
 .card svg { display: block; width: 100%; max-width: 44rem; height: auto; }
 .card svg text { fill: var(--quiet); font-size: 12px; }
 svg .grid { stroke: var(--edge); } svg .same { stroke: var(--ink); stroke-dasharray: 4 3; }
@@ -317,13 +320,16 @@ def every_run(rows: Sequence[dict[str, Any]]) -> str:
             predicted(row),
             text(signed(row["error"])),
             sequence(row["sequence"]),
-            text(row.get("day") or "earlier"),
+            f'<span class="amount">{text(row.get("day") or "earlier")}</span>',
             linked(row["source"], row["address"]),
         )
         for row in rows
     ]
     return "<h2>Every run</h2>\n" + table(
-        "Allocations: how many of the recording's are in the simulation, in the same order", heads, lines, (4, 5, 6, 7)
+        "Allocations: how many of the recording's are in the simulation, in the same order",
+        heads,
+        lines,
+        (4, 5, 6, 7),
     )
 
 
@@ -333,7 +339,7 @@ def real(row: dict[str, Any]) -> str:
         return mib(row["real"])
     if row["fitted"]:
         return "ran"
-    return "ran out" if row["reason_known"] else "failed, the reason is not said"
+    return "ran out" if row["reason_known"] else "failed,<br>the reason is not said"
 
 
 def predicted(row: dict[str, Any]) -> str:
@@ -379,7 +385,7 @@ def table(
     of_rows = ["th scope=row", *(f'td data-head="{text(each)}"' for each in heads[1:])]
     body = "\n".join(
         "<tr>" + "".join(cell(of_rows[place], place, each) for place, each in enumerate(line)) + "</tr>"
-        for line in lines
+        for line in ([breakable(first), *rest] for first, *rest in lines)
     )
     return (
         f'<div class="across" tabindex="0" role="region" aria-label="{text(caption)}"><table class="stacked">'
@@ -392,11 +398,16 @@ def text(raw: object) -> str:
     return html.escape(str(raw))
 
 
+def breakable(name: str) -> str:
+    """A name, as HTML, that may go on in the next line behind its dots, slashes and underscores."""
+    return re.sub(r"(?<=[a-z])([./_])(?=[a-z])", r"\1<wbr>", name)
+
+
 def linked(source: str, address: str) -> str:
     """With the address where one is known."""
     if not address.startswith("https://"):
         return f"{text(source)} (address not known)"
-    return f'<a href="{text(address)}">{text(source)}</a>'
+    return f'<a href="{text(address)}">{breakable(text(source))}</a>'
 
 
 def mib(size: int) -> str:

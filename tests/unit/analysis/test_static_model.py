@@ -27,7 +27,7 @@ from ampmem.events import Fact, Phase
     ("precision", "parts", "static", "peak"),
     [
         ("fp32", (4, 0, 4, 0, 8), 16, 16),
-        ("amp-told", (4, 2, 2, 0, 8), 16, 16),
+        ("amp-textbook", (4, 2, 2, 0, 8), 16, 16),
         ("autocast", (4, 2, 4, 0, 8), 16, 18),
         ("half-master", (2, 0, 2, 4, 8), 16, 16),
         ("half-master-fp32-gradients", (2, 0, 4, 4, 8), 18, 18),
@@ -159,7 +159,7 @@ def run_of(*sizes: int, count: int = 1000) -> Measured:
 def test_sixteen_can_be_right_for_the_wrong_reason() -> None:
     autocast = run_of(4000, 0, 4000, 0, 8000)
     assert match(recipe("autocast", "adamw"), autocast) == FormulaMatch(total=True, split=True)
-    assert match(recipe("amp-told", "adamw"), autocast) == FormulaMatch(total=True, split=False)
+    assert match(recipe("amp-textbook", "adamw"), autocast) == FormulaMatch(total=True, split=False)
     assert match(recipe("pure-half", "adamw"), autocast) == FormulaMatch(total=False, split=False)
     assert match(PUBLISHED["zero-paper"], autocast) == FormulaMatch(total=True, split=False)
     assert match(PUBLISHED["transformers-fp32"], autocast) == FormulaMatch(total=True, split=True)

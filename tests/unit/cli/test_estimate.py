@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +184,27 @@ def test_the_answer_and_the_table(golden: Golden) -> None:
     assert [cell["arm"] for cell in json.loads(found.to_json())["cells"]] == ["bf16", "amp", "bf16"]
     jsonschema.validate(json.loads(found.to_json()), estimate_schema())
     assert from_json(Estimate, json.loads(found.to_json())) == found
+
+
+def test_the_page_has_the_answer_the_bars_and_the_table(tmp_path: Path) -> None:
+    found = example()
+    (tmp_path / "estimate.json").write_text(found.to_json())
+    assert ampmem_here(tmp_path, "report", "estimate.json")[0] == 0
+    page = re.sub(r'</?span( class="amount")?>', "", (tmp_path / "estimate.html").read_text(encoding="utf-8"))
+    assert f'<h1 id="title">{headline(found)}</h1>' in page
+    # The whole is the run of 41 GiB and what is outside, of which the GPU has 24.
+    whole = (41 << 30) + OUTSIDE
+    widths = [float(width) for width in re.findall(r"width: ([\d.]+)%; --fill", page)]
+    sizes = [size for least in (30, 40, 3) for size in (least << 30, 1 << 30, OUTSIDE)]
+    assert widths == [pytest.approx(100 * size / whole, abs=1e-3) for size in sizes]
+    assert page.count(f'style="left: {100 * (24 << 30) / whole:.3f}%; width: 0.000%"') == 3
+    cells = re.findall(r'<th scope="row">(.*?)</th><td data-head="precision">(.*?)</td>', page)
+    assert cells == [("full fine-tuning", "bf16"), ("full fine-tuning", "amp"), ("LoRA", "bf16")]
+    assert re.findall(r'<td data-head="largest batch" class="number">(.*?)</td>', page) == [
+        "does not fit",
+        "does not fit",
+        "16 to 17",
+    ]
 
 
 def example() -> Estimate:

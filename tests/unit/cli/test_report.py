@@ -176,7 +176,7 @@ def _not_of_this_version(what: str, why: str, command: str) -> str:
 def test_json_without_a_page_is_refused_in_one_line(tmp_path: Path) -> None:
     write(tmp_path / "gpt.ampmem", small_run().recording())
     (tmp_path / "ranks.json").write_text(merge(runs_of(2)).to_json())
-    kinds = ("show --json", "show --ranks --json", "diff --json", "fit --json", "advise --json")
+    kinds = ("show --json", "show --ranks --json", "diff --json", "fit --json", "advise --json", "estimate --json")
     commands = ", ".join(f"ampmem {kind}" for kind in kinds)
     not_json = "it is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
     for text, said in (

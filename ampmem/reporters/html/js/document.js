@@ -12,7 +12,7 @@ await drawBeforeLoaded(async () => {
   drawJumps();
   startHelp();
   const figures = window.drawFigures;
-  const plotly = figures ? await loadPlotly() : null;
+  const plotly = figures || document.querySelector("table.bars") ? await loadPlotly() : null;
   const draw = (/** @type {{theme?: Theme, width?: number}} */ { theme, width } = {}) =>
     figures?.(theme ?? shownTheme(), width);
   startTheme(() => draw());

@@ -13,13 +13,13 @@ function showTexts(data) {
   listed("fitting", "fitting", data.fitting);
   listed("against", "break-even", data.break_even);
   listed("notes", "remarks", data.remarks);
-  const columns = [data.fit.vary.argument, ...data.columns].map((head) => ({ head, number: true }));
-  fill(byId("runs"), tableOf({ caption: "Peak reserved of each run, and peak allocated", columns, rows: data.table }));
+  const columns = [data.fit.vary.argument, ...data.columns].map((head, i) => ({ head, number: true, wide: i > 0 }));
+  fill(byId("runs"), tableOf({ caption: "Peak reserved of each run (and peak allocated)", columns, rows: data.table, stacked: true }));
   const above = data.capacity !== null && !capacityShown(drawnFrom(data));
   byId("capacity").textContent = above
     ? `Not drawn, because all runs are far below: the ${formatBytes(data.capacity)} that the allocator can take.`
     : "";
-  byId("room").textContent = data.room;
+  fill(byId("room"), data.room);
 }
 
 await drawChartPage({

@@ -9,12 +9,12 @@ const HEIGHT = 420;
 /** @param {WatchedView} data */
 function showFull(data) {
   byId("full").hidden = data.full.length === 0;
-  const columns = data.full_columns.map((head, i) => ({ head, number: i === 0 || i === 3 }));
+  const columns = data.full_columns.map((head, i) => ({ head, number: i === 3, wide: i === 4 }));
   const rows = data.full.map(({ cells: [number, ...rest], page }) => [
     page === null ? number : make("a", { href: encodeURIComponent(page) }, `page of ${number}`),
     ...rest,
   ]);
-  fill(byId("full-table"), tableOf({ columns, rows }));
+  fill(byId("full-table"), tableOf({ columns, rows, stacked: true }));
 }
 
 /** @param {WatchedView} data */

@@ -11,8 +11,8 @@
  */
 
 const LONG_NAME = /\S{12}/;
-/** A number and its unit. */
-const AMOUNT = /([-+−<>]?\d[\d,.]*\s(?:[KMGTP]iB|B|%|n?s|ms|µs|min|h)(?![\w-]))/;
+/** A number and its unit, or an option of a command. */
+const AMOUNT = /([-+−<>]?\d[\d,.]*\s(?:[KMGTP]i?B|B|%|n?s|ms|µs|min|h)(?![\w-])|(?<![\w-])--[a-z][\w-]*)/;
 const JOINT = /(?<=[\w)>\]][./\\:_=(×])(?=[\w<])/;
 
 const HATCHES = new Map([
@@ -72,7 +72,7 @@ export function svgElement(tag, attributes = {}, text = null) {
 }
 
 /**
- * `text` as it may be broken into lines: numbers stay with their units, and a long name may go on in the next line behind its
+ * `text` as it may be broken into lines: numbers stay with their units, options are whole, and a long name may go on in the next line behind its
  * dots, slashes and such, in no word.
  * @param {string} text
  * @returns {Array<string|Node>}

@@ -123,7 +123,7 @@ function namesOf(data, theme, { x, y, right, foot }) {
  */
 export function adviceFigure(data, theme, width, height) {
   const points = pointsOf(data);
-  const joined = data.series.filter((series) => series.joined);
+  const joined = data.series.filter((series) => series.joined && series.points.length > 1);
   const limit = adviceLimitShown(data) ? [data.limit] : [];
   const high = Math.max(mostOf(data), ...limit);
   const low = Math.min(
@@ -134,8 +134,10 @@ export function adviceFigure(data, theme, width, height) {
   const free = (high - low || high) * FREE;
   const [least, most] = [Math.max(0, low - free), high + 2 * free];
   const costs = points.map((point) => point.cost);
-  const [first, last] = [Math.min(...costs), Math.max(...costs)];
-  const beside = (last - first || 1) * FREE;
+  const first = Math.min(...costs);
+  // Equal costs, above all of 0, are at the left end of an axis that begins with them.
+  const last = Math.max(...costs) > first ? Math.max(...costs) : first + 1;
+  const beside = (last - first) * FREE;
   const shown = adviceLimitShown(data);
   const [right, foot] = [width - MARGINS.l - MARGINS.r, height - MARGINS.t - MARGINS.b];
   const names = width < NARROW_CHART ? [] : namesOf(data, theme, {
@@ -154,7 +156,7 @@ export function adviceFigure(data, theme, width, height) {
       ...chartLayout(theme, { width, height }, { title: data.axis, range: [first - beside, last + beside] }, [least, most]),
       hovermode: "closest",
       shapes: shown ? [lineAcross(data.limit, theme)] : [],
-      annotations: [...(shown ? [textAcross(data.limit, data.limit_text, theme)] : []), ...names],
+      annotations: [...(shown ? [textAcross(data.limit, data.limit_text, theme, "top", "right")] : []), ...names],
     },
   };
 }

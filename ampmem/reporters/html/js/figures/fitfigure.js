@@ -1,7 +1,7 @@
 /** The curves of a fit as a plotly figure. Pure: everything it needs comes in. */
 import { formatCount, plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
-import { chartLayout, faintLine, fittingMarks, isNear, lineAcross, textAcross } from "./layout.js";
+import { chartLayout, faintLine, fittingMarks, isNear, isRoomy, lineAcross, textAcross } from "./layout.js";
 /** @import { FitResult, FitView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
@@ -152,8 +152,10 @@ function failingOf(curve, argument, theme, height) {
 /**
  * @param {Drawn} data
  * @param {Theme} theme
+ * @param {number} bytes from the foot to the top of the picture
+ * @param {number} height
  */
-function capacityOf(data, theme) {
+function capacityOf(data, theme, bytes, height) {
   if (!capacityShown(data)) return { shapes: [], annotations: [] };
   /** @type {object[]} */
   const shapes = [lineAcross(data.capacity, theme)];
@@ -166,7 +168,7 @@ function capacityOf(data, theme) {
       shapes.push(lineAcross(high, theme));
       annotations.push(textAcross(high, data.may_text, theme, "bottom"));
     }
-    annotations.push(textAcross(data.capacity, "shaded: may fit", theme, "bottom"));
+    if (isRoomy(high - data.capacity, bytes, height)) annotations.push(textAcross(data.capacity, "shaded: may fit", theme, "bottom"));
   }
   return { shapes, annotations };
 }
@@ -239,7 +241,7 @@ export function fitFigure(view, theme, width, height) {
   // Crosses stand above all that is drawn, one row for each precision.
   const most = line + span * (MARGIN + ROW * (data.curves.length + 1));
   const least = Math.max(0, floor - span * MARGIN);
-  const capacity = capacityOf(data, theme);
+  const capacity = capacityOf(data, theme, most - least, height);
   const crossings = crossingsOf(data, theme);
   const reached = Math.max(...data.curves.flatMap((curve) => curve.values));
   // What does not fit may be far to the right of all that does.
@@ -250,7 +252,7 @@ export function fitFigure(view, theme, width, height) {
   const values = failing.flatMap((curve) => [...curve.values, ...curve.failing]);
   const [first, last] = [Math.min(...values), Math.max(...values)];
   const free = (last - first || 1) * MARGIN;
-  const x = { title: argument, range: [first - free, last + free] };
+  const x = { title: argument, whole: true, range: [first - free, last + free] };
   return {
     data: [
       ...data.curves.map((curve) => allocatedOf(curve, theme)),

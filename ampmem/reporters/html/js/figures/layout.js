@@ -9,6 +9,10 @@ const FAR = 2;
 /** From this width down, a legend has a line for each of its entries, and names beside marks have no room. */
 export const NARROW_CHART = 560;
 export const MARGINS = { l: 72, r: 16, t: 24, b: 48 };
+/** The most ticks that plotly puts on an axis by itself. */
+const MOST_TICKS = 10;
+/** The least height of a zone with a text in it, in pixels. */
+const TEXT_HEIGHT = 20;
 
 /**
  * Whether the line of a limit is in a picture that reaches up to `most`.
@@ -20,10 +24,20 @@ export function isNear(limit, most) {
 }
 
 /**
+ * Whether a text fits into a zone of so many of the picture's bytes.
+ * @param {number} bytes
+ * @param {number} all the picture's bytes
+ * @param {number} height of the picture
+ */
+export function isRoomy(bytes, all, height) {
+  return (bytes / all) * (height - MARGINS.t - MARGINS.b) >= TEXT_HEIGHT;
+}
+
+/**
  * The layout of a chart of bytes.
  * @param {Theme} theme
  * @param {{width: number, height: number}} size
- * @param {{title: string, range: number[]}} x
+ * @param {{title: string, range: number[], whole?: boolean}} x with ticks at `whole` numbers only
  * @param {number[]} range of the bytes
  */
 export function chartLayout(theme, { width, height }, x, [least, most]) {
@@ -43,6 +57,7 @@ export function chartLayout(theme, { width, height }, x, [least, most]) {
     xaxis: {
       ...axis,
       range: x.range,
+      ...(x.whole && x.range[1] - x.range[0] < MOST_TICKS ? { dtick: 1 } : {}),
       showspikes: false,
       fixedrange: true,
       title: { text: plotlyText(x.title), font: { size: 12 }, standoff: 8 },
@@ -66,10 +81,11 @@ export function lineAcross(y, theme) {
  * @param {string} text
  * @param {Theme} theme
  * @param {"top"|"bottom"} yanchor
+ * @param {"left"|"right"} xanchor
  */
-export function textAcross(y, text, theme, yanchor = "top") {
+export function textAcross(y, text, theme, yanchor = "top", xanchor = "left") {
   const font = { size: 12, color: INKS[theme].ink };
-  return { xref: "paper", x: 0, y, xanchor: "left", yanchor, showarrow: false, text: plotlyText(text), font };
+  return { xref: "paper", x: xanchor === "left" ? 0 : 1, y, xanchor, yanchor, showarrow: false, text: plotlyText(text), font };
 }
 
 /**

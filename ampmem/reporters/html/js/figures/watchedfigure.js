@@ -107,7 +107,7 @@ export function watchedFigure(data, theme, width, height) {
   const most = (limitShown(data) ? Math.max(highest(data), data.limit) : highest(data)) * (1 + MARGIN);
   const traces = [...data.curves.map((curve, i) => lineOf(curve, i, theme)), ...legendOf(data, theme)];
   const size = { width, height: width < NARROW_CHART ? height + ENTRY * traces.length : height };
-  const x = { title: "step", range: [first - span * MARGIN, last + span * MARGIN] };
+  const x = { title: "step", whole: true, range: [first - span * MARGIN, last + span * MARGIN] };
   const layout = chartLayout(theme, size, x, [0, most]);
   /** @type {object[]} */
   const shapes = data.full.flatMap((each) => bandOf(each, data.categories, theme, span));

@@ -39,7 +39,7 @@ export function listed(section, id, items) {
  */
 async function startChart({ show, section, isEmpty, figure, height }) {
   const data = /** @type {View} */ (cleaned(JSON.parse(given(byId("page-data").textContent)), MAX_SENTENCE));
-  byId("title").textContent = data.title;
+  fill(byId("title"), data.title);
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
   show(data);
   const chart = byId("chart");

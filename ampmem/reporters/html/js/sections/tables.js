@@ -13,6 +13,16 @@ const FEW = 10;
 const LEDGER_STEPS = 50;
 
 /**
+ * `table` without the columns that are empty in each row.
+ * @param {Table} table
+ * @returns {Table}
+ */
+function withoutEmpty(table) {
+  const isShown = (/** @type {unknown} */ _, /** @type {number} */ i) => table.rows.some((row) => row[i] !== "-");
+  return { ...table, columns: table.columns.filter(isShown), rows: table.rows.map((row) => row.filter(isShown)) };
+}
+
+/**
  * `rows` as a table that first shows a few of them.
  * @param {Table} table
  */
@@ -82,20 +92,16 @@ function breakdownTable(breakdown, categoryOf) {
   /** @param {{key: string}} row */
   const name = ({ key }) => (categoryOf(key) ? named(categoryOf(key)) : worded(key));
   /** @param {number|null} bytes */
-  const cell = (bytes) =>
-    make(
-      "span",
-      { title: bytes === null ? "not known" : `${formatCount(bytes)} bytes` },
-      bytes === null ? "-" : formatBytes(bytes),
-    );
+  const cell = (bytes) => (bytes === null ? "-" : make("span", { title: `${formatCount(bytes)} bytes` }, formatBytes(bytes)));
   const rows = breakdown.rows.map((row) => [name(row), ...row.cells.map(cell)]);
-  return tableOf({
+  const table = withoutEmpty({
     caption: `Live bytes at the marks of step ${breakdown.step}`,
     columns: [{ head: "Category" }, ...breakdown.columns.map((head) => ({ head, number: true }))],
     rows,
     foot: breakdown.rows.at(-1)?.key === "total",
     stacked: true,
   });
+  return tableOf(table);
 }
 
 /**
@@ -134,16 +140,8 @@ export function showPeak(run, categoryOf) {
  * @param {(step: number) => void} toStep
  */
 export function showSteps(run, categoryOf, toStep) {
-  /** @type {Array<{head: string, key: "loss"|"loss_scale"|"update"|"took", number: boolean}>} */
-  const texts = [
-    { head: "Loss", key: "loss", number: true },
-    { head: "Loss scale", key: "loss_scale", number: true },
-    { head: "Update", key: "update", number: false },
-    { head: "Took", key: "took", number: true },
-  ];
-  const optional = texts.filter(({ key }) => run.steps.some(({ words }) => words[key] && words[key] !== "-"));
-  const reserved = run.steps.some((step) => (step.peak_reserved ?? null) !== null);
   const rows = run.steps.map((step, i) => {
+    const { words } = step;
     const go = make(
       "button",
       { type: "button", class: "link", "aria-label": `Zoom the timeline to step ${step.index}` },
@@ -154,20 +152,23 @@ export function showSteps(run, categoryOf, toStep) {
       run.stream ? go : String(step.index),
       step.said,
       step.phase,
-      ...(reserved ? [formatBytes(step.peak_reserved)] : []),
-      ...optional.map(({ key }) => step.words[key]),
+      (step.peak_reserved ?? null) === null ? "-" : formatBytes(step.peak_reserved),
+      ...[words.loss, words.loss_scale, words.update, words.took].map((word) => word || "-"),
     ];
   });
   const columns = [
     { head: "Step" },
     { head: "Peak", number: true },
     { head: "In" },
-    ...(reserved ? [{ head: "Peak reserved", number: true }] : []),
-    ...optional.map(({ head, number }) => ({ head, number })),
+    { head: "Peak reserved", number: true },
+    { head: "Loss", number: true },
+    { head: "Loss scale", number: true },
+    { head: "Update" },
+    { head: "Took", number: true },
   ];
   showSection(
     "steps",
-    rows.length ? longTable({ caption: "Every step", columns, rows, stacked: true }) : null,
+    rows.length ? longTable(withoutEmpty({ caption: "Every step", columns, rows, stacked: true })) : null,
     breakdownTable(run.breakdown, categoryOf),
   );
 }
@@ -258,7 +259,7 @@ export function showStatic(run, categoryOf) {
     make(
       "p",
       { class: "quiet" },
-      `The rule of thumb for ${words.head}. What it says that the model and the optimizer cost, compared with what was recorded.`,
+      `The rule of thumb for ${words.head}. Below is what it says of the model and the optimizer, beside what was recorded.`,
     ),
     make(
       "p",
@@ -314,7 +315,7 @@ function castSteps(casts) {
   });
   return rows.length
     ? longTable(
-        { caption: "Cast copies step by step; who keeps them at the end of forward", columns, rows, stacked: true },
+        withoutEmpty({ caption: "Cast copies step by step; who keeps them at the end of forward", columns, rows, stacked: true }),
         Math.max(0, casts.steps.length - LEDGER_STEPS),
       )
     : null;
@@ -325,7 +326,8 @@ function castSteps(casts) {
  *
  * @param {Casts} casts
  */
-const reused = ({ cache_hits: hits }) => (hits === null ? "" : `, and ${formatCount(hits)} uses needed no new copy`);
+const reused = ({ cache_hits: hits }) =>
+  hits === null ? "" : `, and ${hits ? formatCount(hits) : "no"} ${hits === 1 ? "use" : "uses"} found a copy in autocast's cache`;
 
 /** @param {Run} run */
 export function showCasts(run) {
