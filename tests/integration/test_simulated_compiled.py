@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -111,8 +112,16 @@ for _ in range(3):
 """
 
 
-def test_memory_that_is_used_again_is_one_copy_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cache for the tests that compile AGAIN."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_memory_that_is_used_again_is_one_copy_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(AGAIN, encoding="utf-8")
     done = ampmem(tmp_path, "profile", "--gpu", "h100", "--quiet", "train.py")
     assert done.returncode == 0, done.stderr
@@ -135,8 +144,8 @@ class Net(nn.Sequential):
 model = Net("""
 
 
-def test_a_model_compiled_in_place_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("shared_cache")
+def test_a_model_compiled_in_place_is_seen(tmp_path: Path) -> None:
     in_place = AGAIN.replace(
         "compiled, optimizer = torch.compile(model)", "model.compile()\ncompiled, optimizer = model"
     )
@@ -149,8 +158,8 @@ def test_a_model_compiled_in_place_is_seen(tmp_path: Path, monkeypatch: pytest.M
         assert "WARNING" not in done.stderr
 
 
-def test_a_change_that_compiled_code_does_not_take_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("shared_cache")
+def test_a_change_that_compiled_code_does_not_take_is_said(tmp_path: Path) -> None:
     inside = AGAIN.replace("torch.compile(model)", "torch.compile(lambda x: model(x))")
     (tmp_path / "train.py").write_text(inside, encoding="utf-8")
     done = ampmem(tmp_path, "profile", "--gpu", "h100", "--quiet", "--force-checkpoint", "0", "train.py")

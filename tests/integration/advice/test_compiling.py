@@ -72,7 +72,6 @@ CHECKPOINTS = (
 )
 BUDGET = "import torch._functorch.config; torch._functorch.config.activation_memory_budget = 0.5\n"
 PAIRS = {
-    "--force-compile true": ("", IN_PLACE, LOSS),
     "--force-compile false": ("model = torch.compile(model, mode='reduce-overhead')", "", LOSS),
     "--force-activation-memory-budget 0.5": (WRAPPED, BUDGET + WRAPPED, LOSS),
     "--force-compile true --force-checkpoint blocks.*": ("", CHECKPOINTS + IN_PLACE, LOSS),
@@ -155,6 +154,7 @@ def test_precisions_are_compared_with_compile_and_without(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.glob("*.ampmem")} == {"run.fp32.ampmem", "run.fp32-uncompiled.ampmem"}
     compiled, uncompiled = (read(tmp_path / f"run.{name}.ampmem") for name in ("fp32", "fp32-uncompiled"))
+    assert (compiled.precision.name, summarize(compiled).steps[-1].marks.after_forward["cast_copies"]) == ("fp32", 0)
     before, after = (sum(summarize(each).steps[-1].peak.categories.values()) for each in (uncompiled, compiled))
     _, _, found = done.stdout.partition("what compiling changes: fp32\n")
     (total,) = (line.split("  ") for line in found.splitlines() if line.startswith("total "))
