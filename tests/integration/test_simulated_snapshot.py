@@ -22,7 +22,6 @@ NAMES = (
     SHAPED_AFTER,
     "lm_medium_ctx512_bf16_inference",
     "lm2700m_ctx128_bf16_forward",
-    "lm2700m_ctx128_fp32_step",
 )
 OTHERS = ("cnn_small_fp32_10steps", "old_no_free_requested")
 """Those that are not of such a model."""
