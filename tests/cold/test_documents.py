@@ -82,7 +82,7 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
         why=_SEARCH, instead="ampmem advise --gpu h100 --budget 24GiB --allow checkpoint train.py"
     ),
     "ampmem advise --gpu h100 --world-size 8 --budget 24GiB train.py": NotAsItStands(
-        why=_SEARCH, instead="ampmem advise --gpu h100 --world-size 8 --budget 24GiB --allow checkpoint train.py"
+        why=_SEARCH, instead="ampmem advise --gpu h100 --world-size 8 --budget 24GiB --allow fused train.py"
     ),
     "ampmem advise --device cpu --nproc-per-node 2 train.py": NotAsItStands(
         why=f"{_SEARCH}; {_RANKS}",

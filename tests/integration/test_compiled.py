@@ -123,14 +123,6 @@ def ran(folder: Path, how: str, *, beside: bool) -> Ran:
     return run
 
 
-def unnamed(run: Ran) -> float:
-    """The share of the bytes allocated in the last step's forward and backward that are the whole model's."""
-    events = run.analysis.recording.events
-    mine = (events.action == Action.ALLOC) & np.isin(events.phase, (Phase.FORWARD, Phase.BACKWARD)) & (events.step == 2)
-    modules = np.array([run.analysis.recording.texts[each] for each in events.module[mine].tolist()])
-    return float(events.bytes[mine][np.isin(modules, ("", "(model)"))].sum() / events.bytes[mine].sum())
-
-
 @pytest.fixture(scope="module", autouse=True)
 def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Caches of Inductor that are empty at first: the second run of a program finds the graphs of the first."""
@@ -159,8 +151,6 @@ def test_compiled_training_in_16_bit(how: str, tmp_path: Path) -> None:
     assert not [stack for stack in run.texts(events.stack[backward]) if "inductor" in stack]
     if CUDA:
         everything_is_named(run, how)
-    else:
-        print(f"without a module of its own: {unnamed(run):.1%}")
 
 
 def everything_is_named(run: Ran, how: str) -> None:
