@@ -88,6 +88,10 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
         why=f"{_SEARCH}; {_RANKS}",
         instead="ampmem advise --device cpu --nproc-per-node 2 --files write --allow fused train.py",
     ),
+    "ampmem profile --force-compile true": NotAsItStands(
+        why="Inductor's C++ takes half a minute to compile, as in test_compiled.py; a simulated GPU's kernels do not",
+        instead="ampmem profile --gpu h100 --force-compile true train.py",
+    ),
     "ampmem advise --html advise.html train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --html advise.html --allow checkpoint train.py"
     ),
