@@ -427,32 +427,24 @@ def test_python_of_the_pages(cold: Cold, tmp_path: Path, snippet: Snippet) -> No
     check(cold.run(tmp_path, command, extras=extras, ready=snippet.page != "README.md"), snippet.text)
 
 
-def executed(cold: Cold, path: Path) -> list[str]:
-    """What is shown under the cells of a notebook, as plain text, once it has run."""
-    done = cold.execute_notebook(path, extras=EXTRAS["docs/notebooks.md"])
+def test_the_notebook_and_the_cells_of_a_page_run_with_their_extra_alone(cold: Cold, tmp_path: Path) -> None:
+    page, path = "docs/notebooks.md", tmp_path / "notebook.ipynb"
+    cells = [BEFORE[page], *(text for text in python_of(page) if text.startswith("%"))]
+    book = nbformat.read(NOTEBOOK, as_version=4)
+    book.cells += [nbformat.v4.new_code_cell(cell.strip()) for cell in cells]
+    nbformat.write(book, path)
+    done = cold.execute_notebook(path, extras=EXTRAS[page])
     assert done.returncode == 0, done.stderr
-    outputs = [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])]
-    assert [output for output in outputs if output["output_type"] == "error"] == []
-    return [output["data"]["text/plain"] for output in outputs if "data" in output]
-
-
-def test_the_notebook_runs_with_its_extra_alone(cold: Cold, tmp_path: Path) -> None:
-    (tmp_path / "notebook.ipynb").write_bytes(NOTEBOOK.read_bytes())
-    shown = executed(cold, tmp_path / "notebook.ipynb")
-    assert shown[0] == "True"
+    outputs = [cell.get("outputs", []) for cell in nbformat.read(path, as_version=4).cells]
+    assert [output for each in outputs for output in each if output["output_type"] == "error"] == []
+    shown, of_page = (
+        [output["data"]["text/plain"] for each in part for output in each if "data" in output]
+        for part in (outputs[: -len(cells)], outputs[-len(cells) :])
+    )
+    assert shown[0] == "True" and len(of_page) == 2
     assert shown[1].startswith("ampmem: The first 3 steps of In [4] were recorded")
     assert "amp-nocache" in shown[3]
     assert "NVIDIA H100 80GB HBM3 (simulated): peak " in shown[4]
-
-
-@pytest.mark.parametrize(
-    "page", [name_of(page) for page in TRIED if any(t.startswith("%") for t in python_of(name_of(page)))]
-)
-def test_cells_of_a_page(cold: Cold, tmp_path: Path, page: str) -> None:
-    cells = [BEFORE[page], *(text for text in python_of(page) if text.startswith("%"))]
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells])
-    nbformat.write(made, tmp_path / "cells.ipynb")
-    assert len(executed(cold, tmp_path / "cells.ipynb")) == 2
 
 
 def all_text() -> str:
@@ -485,6 +477,8 @@ def test_every_page_is_searched() -> None:
     assert len(TRIED) > 10
     assert len(list(tried())) > 50
     assert len(list(snippets())) > 6
+    with_cells = {name_of(page) for page in TRIED if any(t.startswith("%") for t in python_of(name_of(page)))}
+    assert with_cells == {"docs/notebooks.md"}
 
 
 # -- each subcommand -----------------------------------------------------------------------------
