@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.build import write as write_recording
-from support.pages import Open, changed, wait_until
+from support.pages import Open, changed, violations, wait_until
 from support.story import long_run
 
 from ampmem.analysis.advise import AdviceDocument, Proof, advice
@@ -178,9 +178,7 @@ def test_the_change_is_there_in_code_with_all_runs(page: Any) -> None:
 
 
 def test_the_page_is_accessible(page: Any) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    found = axe.Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    assert violations(page) == []
 
 
 def test_no_width_cuts_the_page(page: Any) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pages import Open, wait_until
+from support.pages import Open, violations, wait_until
 from support.story import fit_of, made
 
 from ampmem.analysis.fit import Memory, Vary
@@ -76,9 +76,7 @@ def test_everything_is_there_without_the_picture(page: Any) -> None:
 
 
 def test_the_page_is_accessible(page: Any) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    found = axe.Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    assert violations(page) == []
 
 
 def test_a_mark_can_be_read_with_the_mouse(page: Any) -> None:

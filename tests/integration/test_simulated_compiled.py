@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.commands import ampmem
+from support.compiled import needs_the_compiler
 from support.simulated_runs import torch_now
 
 import ampmem as package
@@ -19,12 +20,7 @@ from ampmem.recording import read
 from ampmem.simulator.start import Simulation
 from ampmem.simulator.where import NotSimulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not torch.__version__.startswith(("2.12", "2.13", "2.14")), reason="the compiler was not verified"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_the_compiler]
 
 SCRIPT = """
 import json, torch, torch.nn.functional as F

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.commands import ampmem
+from support.compiled import needs_the_compiler
 from support.page_reader import page_data
 from support.ready_python import Kind, ready_python
 from torch import nn
@@ -23,12 +24,7 @@ from ampmem.reporters.text.difference import CHANGES
 from ampmem.units import format_bytes
 from ampmem.vocabulary import Forced
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not torch.__version__.startswith(("2.12", "2.13", "2.14")), reason="the compiler was not verified"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_the_compiler]
 
 SCRIPT = """
 import functools
