@@ -74,6 +74,12 @@ def open_page(tab: Tab) -> Iterator[Open]:
 
 
 @pytest.fixture
+def look(open_page: Open, tab: Tab) -> Open:
+    """As ``open_page``, but tests that follow each other share the page: each leaves it as it found it."""
+    return tab.look
+
+
+@pytest.fixture
 def long_open(open_page: Open, long_page: Written) -> Any:
     """The page of ``long_page``."""
     return open_page(long_page.path)

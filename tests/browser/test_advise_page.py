@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.build import write as write_recording
-from support.pages import Open, changed, wait_until
+from support.pages import Open, changed, violations, wait_until
 from support.story import long_run
 
 from ampmem.analysis.advise import AdviceDocument, Proof, advice
@@ -90,10 +90,16 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recording(tmp_path_factory.mktemp("run") / "run.ampmem", long_run(steps=1))
 
 
+@pytest.fixture(scope="module")
+def advised(tmp_path_factory: pytest.TempPathFactory, recording: Path) -> Path:
+    path = tmp_path_factory.mktemp("advice") / "advise.html"
+    write_advice(made(), path, before=recording, after=recording)
+    return path
+
+
 @pytest.fixture
-def page(tmp_path: Path, open_page: Open, recording: Path) -> Any:
-    write_advice(made(), tmp_path / "advise.html", before=recording, after=recording)
-    return open_page(tmp_path / "advise.html")
+def page(look: Open, advised: Path) -> Any:
+    return look(advised)
 
 
 def test_every_mark_is_a_run(page: Any) -> None:
@@ -131,32 +137,6 @@ def test_what_no_other_run_beats_has_a_ring(page: Any) -> None:
     }
 
 
-OVER = """() => {
-  const boxes = (selector) => [...document.querySelectorAll(selector)].map((each) => each.getBoundingClientRect());
-  const [names, marks] = [boxes("#chart .annotation-text"), boxes("#chart .scatterlayer .point")];
-  const texts = [...document.querySelectorAll("#chart .annotation-text")].map((each) => each.textContent);
-  const before = (one, two) => one.left < two.right && one.top < two.bottom;
-  const meet = (one, two) => before(one, two) && before(two, one);
-  return [names.length, marks.length, texts.filter((_, i) => marks.some((mark) => meet(names[i], mark)))];
-}"""
-"""How many texts and marks are in the picture, and which of the texts lie over a mark."""
-
-
-@pytest.mark.parametrize("width", [1024, 1440])
-def test_no_name_lies_over_a_mark(tmp_path: Path, open_page: Open, recording: Path, width: int) -> None:
-    def crowd(data: dict[str, Any]) -> None:
-        (points,) = (each["points"] for each in data["series"] if each["joined"])
-        last = points[-1]
-        points += [
-            {**last, "cost": cost, "unbeaten": cost > 18, "text": [f"{cost} {'long ' * 12}"]} for cost in range(8, 20)
-        ]
-
-    write_advice(made(), tmp_path / "advise.html", before=recording)
-    page = open_page(changed(tmp_path / "advise.html", tmp_path / "crowded.html", crowd), width=width)
-    names, marks, over = page.evaluate(OVER)
-    assert (names, over) == (6, []) and marks > 16
-
-
 def test_blocks_are_listed_in_the_order_in_which_they_are_taken(page: Any) -> None:
     rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#order tr").all()]
     assert rows[0] == ["order", "block", "kept for backward", "FLOPs of forward"]
@@ -174,16 +154,6 @@ def test_the_budget_is_a_line(page: Any) -> None:
     assert page.evaluate(shapes) == [900 * MIB]
     assert "the budget: 900.0 MiB" in page.locator("#chart").inner_text()
     assert page.locator("#limit").inner_text() == ""
-
-
-def test_a_limit_that_is_far_above_is_told_and_not_drawn(tmp_path: Path, open_page: Open, recording: Path) -> None:
-    write_advice(made(None, 80 << 10), tmp_path / "advise.html", before=recording)
-    page = open_page(tmp_path / "advise.html", width=400)
-    assert (
-        page.locator("#limit").inner_text() == "Not drawn, because all runs are far below: the GPU's memory: 80.0 GiB."
-    )
-    assert page.evaluate("document.getElementById('chart').layout.yaxis.range[1]") < 1100 * MIB
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 def test_the_change_is_there_in_code_with_all_runs(page: Any) -> None:
@@ -207,24 +177,8 @@ def test_the_change_is_there_in_code_with_all_runs(page: Any) -> None:
     assert "bit for bit" in page.locator("#proofs").inner_text()
 
 
-def test_the_pages_before_and_after_are_beside_it(tmp_path: Path, page: Any, open_page: Open) -> None:
-    links = page.locator("#pages a")
-    assert links.all_inner_texts() == ["timeline of the script as it is", "timeline of checkpoint 2 of 4 blocks"]
-    addresses = [link.get_attribute("href") for link in links.all()]
-    assert addresses == ["advise.before.html", "advise.after.html"]
-    for address in addresses:
-        assert open_page(tmp_path / address).locator("#chart").count() == 1
-
-
-def test_without_a_best_change_there_is_neither_code_nor_a_page_after(
-    tmp_path: Path, open_page: Open, recording: Path
-) -> None:
-    found = made(1000)
-    assert not found.runs[0].code
-    paths = write_advice(found, tmp_path / "advise.html", before=recording)
-    assert [path.name for path in paths] == ["advise.html", "advise.before.html"]
-    page = open_page(tmp_path / "advise.html")
-    assert page.locator("#best").is_hidden() and page.locator("#pages a").count() == 1
+def test_the_page_is_accessible(page: Any) -> None:
+    assert violations(page) == []
 
 
 def test_no_width_cuts_the_page(page: Any) -> None:
@@ -239,6 +193,64 @@ def test_the_theme_changes_the_marks(page: Any) -> None:
     light = page.evaluate(colour)
     page.locator("#theme").select_option("dark")
     assert page.evaluate(colour) != light
+
+
+def test_the_pages_before_and_after_are_beside_it(advised: Path, page: Any, open_page: Open) -> None:
+    links = page.locator("#pages a")
+    assert links.all_inner_texts() == ["timeline of the script as it is", "timeline of checkpoint 2 of 4 blocks"]
+    addresses = [link.get_attribute("href") for link in links.all()]
+    assert addresses == ["advise.before.html", "advise.after.html"]
+    for address in addresses:
+        assert open_page(advised.with_name(address)).locator("#chart").count() == 1
+
+
+OVER = """() => {
+  const boxes = (selector) => [...document.querySelectorAll(selector)].map((each) => each.getBoundingClientRect());
+  const [names, marks] = [boxes("#chart .annotation-text"), boxes("#chart .scatterlayer .point")];
+  const texts = [...document.querySelectorAll("#chart .annotation-text")].map((each) => each.textContent);
+  const before = (one, two) => one.left < two.right && one.top < two.bottom;
+  const meet = (one, two) => before(one, two) && before(two, one);
+  return [names.length, marks.length, texts.filter((_, i) => marks.some((mark) => meet(names[i], mark)))];
+}"""
+"""How many texts and marks are in the picture, and which of the texts lie over a mark."""
+
+
+def test_no_name_lies_over_a_mark(tmp_path: Path, open_page: Open, recording: Path) -> None:
+    def crowd(data: dict[str, Any]) -> None:
+        (points,) = (each["points"] for each in data["series"] if each["joined"])
+        last = points[-1]
+        points += [
+            {**last, "cost": cost, "unbeaten": cost > 18, "text": [f"{cost} {'long ' * 12}"]} for cost in range(8, 20)
+        ]
+
+    write_advice(made(), tmp_path / "advise.html", before=recording)
+    page = open_page(changed(tmp_path / "advise.html", tmp_path / "crowded.html", crowd))
+    for width in (1440, 1024):
+        page.set_viewport_size({"width": width, "height": 1000})
+        wait_until(page, "document.querySelector('#chart .main-svg').clientWidth <= innerWidth")
+        names, marks, over = page.evaluate(OVER)
+        assert (names, over) == (6, []) and marks > 16
+
+
+def test_a_limit_that_is_far_above_is_told_and_not_drawn(tmp_path: Path, open_page: Open, recording: Path) -> None:
+    write_advice(made(None, 80 << 10), tmp_path / "advise.html", before=recording)
+    page = open_page(tmp_path / "advise.html", width=400)
+    assert (
+        page.locator("#limit").inner_text() == "Not drawn, because all runs are far below: the GPU's memory: 80.0 GiB."
+    )
+    assert page.evaluate("document.getElementById('chart').layout.yaxis.range[1]") < 1100 * MIB
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_without_a_best_change_there_is_neither_code_nor_a_page_after(
+    tmp_path: Path, open_page: Open, recording: Path
+) -> None:
+    found = made(1000)
+    assert not found.runs[0].code
+    paths = write_advice(found, tmp_path / "advise.html", before=recording)
+    assert [path.name for path in paths] == ["advise.html", "advise.before.html"]
+    page = open_page(tmp_path / "advise.html")
+    assert page.locator("#best").is_hidden() and page.locator("#pages a").count() == 1
 
 
 def test_texts_of_the_script_are_only_ever_texts(tmp_path: Path, open_page: Open, recording: Path) -> None:
@@ -256,9 +268,3 @@ def test_runs_whose_flops_are_not_known_are_in_the_table_alone() -> None:
     found = made()
     view = advice_view(replace(found, runs=tuple(replace(run, step_flops=None) for run in found.runs)))
     assert view.series == () and len(view.table) == 6
-
-
-def test_the_page_is_accessible(page: Any) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    found = axe.Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()

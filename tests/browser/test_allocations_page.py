@@ -58,8 +58,8 @@ def column(page: Any, field: str) -> list[str]:
     return page.locator(f"tr.allocation .field-{field}").all_inner_texts()
 
 
-def test_each_allocation_says_its_type_and_shape(open_page: Open, small_page: Written) -> None:
-    page = open_page(small_page.path)
+def test_each_allocation_says_its_type_and_shape(look: Open, small_page: Written) -> None:
+    page = look(small_page.path)
     rows = dict(zip(column(page, "what"), zip(column(page, "dtype"), column(page, "shape"), strict=True), strict=True))
     assert rows == {
         "h.0.weight": ("-", "-"),
@@ -71,10 +71,11 @@ def test_each_allocation_says_its_type_and_shape(open_page: Open, small_page: Wr
     }
     page.locator("#search").fill("9x10 int64")
     assert column(page, "what") == ["output of op3"]
+    page.locator("#search").fill("")
 
 
-def test_a_click_on_a_head_sorts_and_another_turns_the_order(open_page: Open, small_page: Written) -> None:
-    page = open_page(small_page.path)
+def test_a_click_on_a_head_sorts_and_another_turns_the_order(look: Open, small_page: Written) -> None:
+    page = look(small_page.path)
     head = page.locator(".allocations thead")
     assert head.locator("[aria-sort]").all_inner_texts() == ["Size"]
     assert head.locator("[aria-sort]").get_attribute("aria-sort") == "descending"
@@ -93,8 +94,8 @@ def test_a_click_on_a_head_sorts_and_another_turns_the_order(open_page: Open, sm
     assert column(page, "size")[1:3] == ["72 B", "4 B"], "equal ones are still the largest first"
 
 
-def test_the_table_is_narrowed_by_whoever_asks_and_says_so(open_page: Open, small_page: Written) -> None:
-    page = open_page(small_page.path)
+def test_the_table_is_narrowed_by_whoever_asks_and_says_so(look: Open, small_page: Written) -> None:
+    page = look(small_page.path)
     everything = column(page, "what")
     assert not page.locator("#narrowed").is_visible()
     page.evaluate(
@@ -112,8 +113,8 @@ def test_the_table_is_narrowed_by_whoever_asks_and_says_so(open_page: Open, smal
     assert not page.locator("#narrowed").is_visible()
 
 
-def test_stacks_leave_out_torch_and_launchers_until_they_are_asked_for(open_page: Open, small_page: Written) -> None:
-    page = open_page(small_page.path)
+def test_stacks_leave_out_torch_and_launchers_until_they_are_asked_for(look: Open, small_page: Written) -> None:
+    page = look(small_page.path)
 
     def shown() -> list[str]:
         return [item.inner_text() for item in page.locator("ol.stack li").all() if item.is_visible()]
@@ -128,20 +129,24 @@ def test_stacks_leave_out_torch_and_launchers_until_they_are_asked_for(open_page
     assert shown() == [LIBRARY], "where there is nothing else, that is shown"
 
 
-@pytest.mark.parametrize("width", [390, 800, 1024])
-def test_no_column_is_cut_and_no_word_broken(width: int, open_page: Open, profiled_page: Written) -> None:
-    page = open_page(profiled_page.path, width=width, height=844)
-    box = page.locator("#allocations .scroll")
-    assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
-    wrong = box.evaluate("""box => {
+NOT_WHOLE = """box => {
       const right = box.getBoundingClientRect().right;
       const cells = [...box.querySelectorAll("th, td")].filter((cell) => cell.offsetParent);
       const out = (cell) => cell.getBoundingClientRect().right > right + 1 || cell.scrollWidth > cell.clientWidth + 1;
       return cells.filter(out).map((cell) => cell.textContent);
-    }""")
-    assert wrong == []
-    for field in ("dtype", "shape"):
-        assert page.locator(f".allocations tbody .field-{field}").filter(has_text=re.compile(r"\w")).first.is_visible()
+}"""
+
+
+def test_no_column_is_cut_and_no_word_broken(open_page: Open, profiled_page: Written) -> None:
+    page = open_page(profiled_page.path)
+    box = page.locator("#allocations .scroll")
+    for width in (390, 800, 1024):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+        assert box.evaluate(NOT_WHOLE) == []
+        for field in ("dtype", "shape"):
+            fields = page.locator(f".allocations tbody .field-{field}")
+            assert fields.filter(has_text=re.compile(r"\w")).first.is_visible()
 
 
 def place_of(page: Any, segments: Any, number: int, offset: int) -> tuple[float, float]:
@@ -168,8 +173,8 @@ def largest_pieces(analysis: Analysis, at: int) -> tuple[Any, tuple[int, int, An
     return segments, used, cached
 
 
-def test_the_map_says_what_a_block_is_and_a_click_shows_its_allocation(open_page: Open, gpu_page: Written) -> None:
-    page, analysis = open_page(gpu_page.path), gpu_page.analysis
+def test_the_map_says_what_a_block_is_and_a_click_shows_its_allocation(look: Open, gpu_page: Written) -> None:
+    page, analysis = look(gpu_page.path), gpu_page.analysis
     peak = int(analysis.timeline.total.argmax())
     segments, (number, middle, piece), (cached_in, cached_at, free) = largest_pieces(analysis, peak)
     lives, texts = analysis.lifetimes, analysis.recording.texts
@@ -199,8 +204,8 @@ def test_the_map_says_what_a_block_is_and_a_click_shows_its_allocation(open_page
     assert not page.locator("#narrowed").is_visible()
 
 
-def test_the_map_is_walked_with_the_keyboard(open_page: Open, gpu_page: Written) -> None:
-    page, analysis = open_page(gpu_page.path), gpu_page.analysis
+def test_the_map_is_walked_with_the_keyboard(look: Open, gpu_page: Written) -> None:
+    page, analysis = look(gpu_page.path), gpu_page.analysis
     segments = [*address_map(analysis, int(analysis.timeline.total.argmax()))]
     pieces = [piece for each in segments for piece in each.pieces]
     frame = page.get_by_role("slider", name="Blocks, by address")

@@ -83,40 +83,37 @@ def cells(page: Any, table: str) -> list[list[str]]:
     return found
 
 
-def test_the_ends_of_each_model_are_sorted_and_have_what_convolutions_may_need(open_page: Open, atlas: Path) -> None:
-    models, first, last, above = ends(open_page(atlas))
+def test_the_ends_of_each_model_are_sorted_and_have_what_convolutions_may_need(look: Open, atlas: Path) -> None:
+    models, first, last, above = ends(look(atlas))
     assert models == ["VGG-16", "BERT base"]
     assert first == [round(100 * (1 - 6.001 / 6), 2), round(100 * (1 - 5.251 / 5.5), 2)]
     assert last == [round(100 * (1 - 69.001 / 69), 2), round(100 * (1 - (5.001 + 32) / (5 + 64)), 2)]
     assert above == [round(100 * (69.001 / 69 - 69.001 / 70), 2), 0]
 
 
-def test_no_share_is_minus_nothing(open_page: Open, atlas: Path) -> None:
-    page = open_page(atlas)
+def test_no_share_is_minus_nothing(look: Open, atlas: Path) -> None:
+    page = look(atlas)
     vgg = next(row for row in cells(page, "lines") if row[0].startswith("VGG-16"))
     assert vgg[5:7] == ["0.0 %", "0.0 %"]
     assert "-0.0" not in page.inner_text("main")
 
 
-def test_what_stays_in_fp32_stands_beside_each_model(open_page: Open, atlas: Path) -> None:
-    assert {row[-1] for row in cells(open_page(atlas), "lines")} == {"norms 25\u00a0%"}
+def test_what_stays_in_fp32_stands_beside_each_model(look: Open, atlas: Path) -> None:
+    assert {row[-1] for row in cells(look(atlas), "lines")} == {"norms 25\u00a0%"}
 
 
-def test_the_filters_leave_what_they_name(open_page: Open, atlas: Path) -> None:
-    page = open_page(atlas)
-    page.select_option("#family", "convolutional")
-    wait_until(page, "document.getElementById('ends').data[1].y.length === 1")
-    assert [row[0] for row in cells(page, "lines")] == ["VGG-16 *"]
-    page.select_option("#family", "all")
-    page.select_option("#optimizer", "sgd")
-    wait_until(page, "document.getElementById('chart').data.filter(({ name }) => name).length === 1")
-    assert [row[0] for row in cells(page, "lines")] == ["VGG-16 *"]
-    page.select_option("#size", "50 to 200 M")
-    assert [row[0] for row in cells(page, "lines")] == ["VGG-16 *"]
+def test_the_tables_about_all_models(look: Open, atlas: Path) -> None:
+    page = look(atlas)
+    of_fp32, *_ = cells(page, "rules")
+    assert of_fp32[:3] == ["adamw", "fp32", "16"]
+    assert cells(page, "emulated")[0][5] == "0"
+    published = cells(page, "published")
+    assert {"VGG-16", "GPT-2"} <= {row[0] for row in published}
+    assert all(row[5] and row[6] for row in published)
 
 
-def test_a_click_opens_the_breakdown_and_the_command(open_page: Open, atlas: Path) -> None:
-    page = open_page(atlas)
+def test_a_click_opens_the_breakdown_and_the_command(look: Open, atlas: Path) -> None:
+    page = look(atlas)
     page.evaluate(
         "document.getElementById('ends').emit('plotly_click', {points: [{pointIndex: 1, customdata: 0}]})",
     )
@@ -127,11 +124,14 @@ def test_a_click_opens_the_breakdown_and_the_command(open_page: Open, atlas: Pat
     )
 
 
-def test_the_tables_about_all_models(open_page: Open, atlas: Path) -> None:
-    page = open_page(atlas)
-    of_fp32, *_ = cells(page, "rules")
-    assert of_fp32[:3] == ["adamw", "fp32", "16"]
-    assert cells(page, "emulated")[0][5] == "0"
-    published = cells(page, "published")
-    assert {"VGG-16", "GPT-2"} <= {row[0] for row in published}
-    assert all(row[5] and row[6] for row in published)
+def test_the_filters_leave_what_they_name(look: Open, atlas: Path) -> None:
+    page = look(atlas)
+    page.select_option("#family", "convolutional")
+    wait_until(page, "document.getElementById('ends').data[1].y.length === 1")
+    assert [row[0] for row in cells(page, "lines")] == ["VGG-16 *"]
+    page.select_option("#family", "all")
+    page.select_option("#optimizer", "sgd")
+    wait_until(page, "document.getElementById('chart').data.filter(({ name }) => name).length === 1")
+    assert [row[0] for row in cells(page, "lines")] == ["VGG-16 *"]
+    page.select_option("#size", "50 to 200 M")
+    assert [row[0] for row in cells(page, "lines")] == ["VGG-16 *"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pages import Open, wait_until
+from support.pages import Open, violations, wait_until
 from support.story import fit_of, made
 
 from ampmem.analysis.fit import Memory, Vary
@@ -23,10 +23,16 @@ TRACES = """Object.fromEntries(document.getElementById("chart").data.map((trace)
                 size: trace.marker?.size}]))"""
 
 
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fit") / "fit.html"
+    write_fit(made(), path)
+    return path
+
+
 @pytest.fixture
-def page(tmp_path: Path, open_page: Open) -> Any:
-    write_fit(made(), tmp_path / "fit.html")
-    return open_page(tmp_path / "fit.html")
+def page(look: Open, fitted: Path) -> Any:
+    return look(fitted)
 
 
 def test_the_curves_are_the_runs(page: Any) -> None:
@@ -44,6 +50,56 @@ def test_the_curves_are_the_runs(page: Any) -> None:
     assert (shapes[1]["x0"], shapes[1]["x1"]) == (3, 4)
     assert "amp: less allocated than fp32 from 4" in page.locator("#chart").inner_text()
     assert "below 288.0 MiB: fits" in page.locator("#chart").inner_text()
+
+
+def test_what_is_allocated_is_faint_under_what_is_reserved(page: Any) -> None:
+    traces = page.evaluate(TRACES)
+    for precision, least in (("fp32", 30), ("amp", 47)):
+        faint, plain = traces[f"{precision} allocated"], traces[precision]
+        assert (faint["x"], faint["y"][0]) == (plain["x"], least * MIB)
+        assert faint["opacity"] < 1
+        assert faint["line"]["width"] < plain["line"]["width"]
+        assert faint["line"]["color"] == plain["line"]["color"]
+    assert page.locator("#chart .legendtext").all_text_contents() == ["fp32", "amp"]
+
+
+def test_everything_is_there_without_the_picture(page: Any) -> None:
+    found = made()
+    assert page.locator("#fitting li").all_inner_texts() == fitting_lines(found)
+    assert page.locator("#break-even li").all_inner_texts() == break_even_lines(found)
+    assert page.locator("#remarks li").all_inner_texts() == ["a note"]
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#runs tr").all()]
+    assert rows[0] == ["--batch-size", "fp32", "amp"]
+    assert rows[1] == ["1", "36.0 MiB (30.0 MiB)", "53.0 MiB (47.0 MiB)"]
+    assert rows[-3] == ["25", "does not fit", "not run"]
+    assert rows[-2] == ["64", "does not fit", "179.0 MiB (173.0 MiB)"]
+
+
+def test_the_page_is_accessible(page: Any) -> None:
+    assert violations(page) == []
+
+
+def test_a_mark_can_be_read_with_the_mouse(page: Any) -> None:
+    page.locator("#chart .points path.point").first.hover(force=True)
+    hover = page.locator("#chart .hoverlayer")
+    hover.locator("text").first.wait_for()
+    assert "fp32, --batch-size 1: fits36.0 MiB reserved30.0 MiB allocated" in hover.text_content()
+
+
+def test_no_width_cuts_the_page(page: Any) -> None:
+    for width in (390, 1024, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        wait_until(page, "document.querySelector('#chart .main-svg').clientWidth <= innerWidth")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        inner = "[...document.querySelectorAll('.scroll')].every((one) => one.scrollWidth <= one.clientWidth)"
+        assert page.evaluate(inner), width
+
+
+def test_the_theme_changes_the_curves(page: Any) -> None:
+    colour = "document.getElementById('chart').data[0].line.color"
+    light = page.evaluate(colour)
+    page.locator("#theme").select_option("dark")
+    assert page.evaluate(colour) != light
 
 
 def test_what_may_fit_is_neither_what_fits_nor_what_does_not(tmp_path: Path, open_page: Open) -> None:
@@ -80,17 +136,6 @@ def test_what_may_fit_is_neither_what_fits_nor_what_does_not(tmp_path: Path, ope
     )
 
 
-def test_what_is_allocated_is_faint_under_what_is_reserved(page: Any) -> None:
-    traces = page.evaluate(TRACES)
-    for precision, least in (("fp32", 30), ("amp", 47)):
-        faint, plain = traces[f"{precision} allocated"], traces[precision]
-        assert (faint["x"], faint["y"][0]) == (plain["x"], least * MIB)
-        assert faint["opacity"] < 1
-        assert faint["line"]["width"] < plain["line"]["width"]
-        assert faint["line"]["color"] == plain["line"]["color"]
-    assert page.locator("#chart .legendtext").all_text_contents() == ["fp32", "amp"]
-
-
 def test_equal_precisions_are_both_seen(tmp_path: Path, open_page: Open) -> None:
     write_fit(made(precisions=("amp", "amp-nocache")), tmp_path / "fit.html")
     page = open_page(tmp_path / "fit.html")
@@ -109,41 +154,6 @@ def test_equal_precisions_are_both_seen(tmp_path: Path, open_page: Open) -> None
     hover.locator("text").first.wait_for()
     assert "amp, --batch-size 1" in hover.text_content()
     assert "amp-nocache, --batch-size 1" in hover.text_content()
-
-
-def test_a_mark_can_be_read_with_the_mouse(page: Any) -> None:
-    page.locator("#chart .points path.point").first.hover(force=True)
-    hover = page.locator("#chart .hoverlayer")
-    hover.locator("text").first.wait_for()
-    assert "fp32, --batch-size 1: fits36.0 MiB reserved30.0 MiB allocated" in hover.text_content()
-
-
-def test_no_width_cuts_the_page(page: Any) -> None:
-    for width in (390, 1024, 1440):
-        page.set_viewport_size({"width": width, "height": 900})
-        wait_until(page, "document.querySelector('#chart .main-svg').clientWidth <= innerWidth")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        inner = "[...document.querySelectorAll('.scroll')].every((one) => one.scrollWidth <= one.clientWidth)"
-        assert page.evaluate(inner), width
-
-
-def test_everything_is_there_without_the_picture(page: Any) -> None:
-    found = made()
-    assert page.locator("#fitting li").all_inner_texts() == fitting_lines(found)
-    assert page.locator("#break-even li").all_inner_texts() == break_even_lines(found)
-    assert page.locator("#remarks li").all_inner_texts() == ["a note"]
-    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#runs tr").all()]
-    assert rows[0] == ["--batch-size", "fp32", "amp"]
-    assert rows[1] == ["1", "36.0 MiB (30.0 MiB)", "53.0 MiB (47.0 MiB)"]
-    assert rows[-3] == ["25", "does not fit", "not run"]
-    assert rows[-2] == ["64", "does not fit", "179.0 MiB (173.0 MiB)"]
-
-
-def test_the_theme_changes_the_curves(page: Any) -> None:
-    colour = "document.getElementById('chart').data[0].line.color"
-    light = page.evaluate(colour)
-    page.locator("#theme").select_option("dark")
-    assert page.evaluate(colour) != light
 
 
 def test_a_capacity_that_is_far_above_is_told_and_not_drawn(tmp_path: Path, open_page: Open) -> None:
@@ -171,9 +181,3 @@ def test_texts_of_the_script_are_only_ever_texts(tmp_path: Path, open_page: Open
     assert page.locator("img").count() == 0
     assert "</script><img src=x" in page.locator("#remarks").inner_text()
     assert "\\u202e" in page.locator("#facts").inner_text()
-
-
-def test_the_page_is_accessible(page: Any) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    found = axe.Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()

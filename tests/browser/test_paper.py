@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pages import Written, changed, chromium, written
+from support.pages import changed, chromium, written
 from support.story import long_run, made
 
 from ampmem.reporters.html.fit_page import write_fit
@@ -54,13 +54,15 @@ def assert_on_paper(pdf: Path) -> None:
     assert max(ends) <= widths.pop() - 20
 
 
-def test_all_figures_and_folded_parts_are_in_it(printed: Printed, tmp_path: Path, precisions_page: Written) -> None:
+def test_all_figures_and_folded_parts_are_in_it_and_no_long_name_is_cut(printed: Printed, tmp_path: Path) -> None:
+    page = written(tmp_path, *(long_run(steps=1, layers=12, precision=precision) for precision in ("fp32", "amp")))
+
     def with_map(data: dict[str, Any]) -> None:
         blocks = [[number * 512, 512, "parameters" if number % 3 else "cached"] for number in range(6000)]
         for run in data["runs"]:
             run["events"]["address_map"] = [{"address": 4096, "bytes": 6000 * 512, "blocks": blocks}]
 
-    pdf = printed(changed(precisions_page.path, tmp_path / "page.html", with_map))
+    pdf = printed(changed(page.path, tmp_path / "mapped.html", with_map))
     text = text_of(pdf, "-layout")
     # The timeline, the bars of the comparison and of the peak, the trees by module and by stack, the address map.
     for figure in (
@@ -74,10 +76,6 @@ def test_all_figures_and_folded_parts_are_in_it(printed: Printed, tmp_path: Path
         assert figure in text, figure
     assert "Show all" not in text
     assert_on_paper(pdf)
-
-
-def test_a_long_name_is_not_cut_at_the_edge(printed: Printed, tmp_path: Path) -> None:
-    assert_on_paper(printed(written(tmp_path, long_run(steps=1, layers=12)).path))
 
 
 def test_the_curves_of_a_fit_are_in_it(printed: Printed, tmp_path: Path) -> None:

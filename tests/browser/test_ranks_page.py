@@ -81,9 +81,9 @@ def test_the_verdict_and_every_rank_are_read_without_scripts(browser: Any, job: 
     context.close()
 
 
-def test_the_cells_are_the_bytes_of_the_analysis(open_page: Open, job: tuple[Path, Ranks]) -> None:
+def test_the_cells_are_the_bytes_of_the_analysis(look: Open, job: tuple[Path, Ranks]) -> None:
     path, ranks = job
-    rows = open_page(path).evaluate(ROWS)
+    rows = look(path).evaluate(ROWS)
     assert ranks.peak is not None
     categories = [each.category for each in ranks.categories]
     of_ranks = {row["label"]: row for row in rows if row["group"] == "Ranks"}
@@ -107,9 +107,9 @@ def test_the_cells_are_the_bytes_of_the_analysis(open_page: Open, job: tuple[Pat
         assert row["titles"][0].startswith(f"{format_count(group.peak.max)} bytes")
 
 
-def test_a_cell_is_shaded_by_what_it_has_above_the_least(open_page: Open, job: tuple[Path, Ranks]) -> None:
+def test_a_cell_is_shaded_by_what_it_has_above_the_least(look: Open, job: tuple[Path, Ranks]) -> None:
     path, ranks = job
-    page = open_page(path)
+    page = look(path)
     rows = [row for row in page.evaluate(ROWS) if row["group"] == "Ranks"]
     assert ranks.peak is not None
     least = [ranks.peak.min, *(each.min for each in ranks.categories)]
@@ -122,9 +122,9 @@ def test_a_cell_is_shaded_by_what_it_has_above_the_least(open_page: Open, job: t
     assert f"0 to {format_bytes(ranks.peak.spread)}" in page.locator(".shades").inner_text()
 
 
-def test_the_page_of_any_rank_is_a_click_away(open_page: Open, job: tuple[Path, Ranks]) -> None:
+def test_the_page_of_any_rank_is_a_click_away(look: Open, job: tuple[Path, Ranks]) -> None:
     path, ranks = job
-    page = open_page(path)
+    page = look(path)
     assert page.locator("#run option").all_inner_texts() == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert page.locator("#one-rank-title").inner_text() == "The page of rank 1", "it opens on the worst"
     peak = page.locator("#headlines dd").first
@@ -142,6 +142,53 @@ def test_the_page_of_any_rank_is_a_click_away(open_page: Open, job: tuple[Path, 
         shown = ranks.rank(number)
         assert peak.get_attribute("title") == f"{format_count(shown.largest.bytes)} bytes"
         assert f"rank {number} of 4" in page.locator("#facts").inner_text()
+
+
+def test_a_click_is_followed_although_the_page_wrote_its_address_meanwhile(look: Open, job: tuple[Path, Ranks]) -> None:
+    """The event says where the click has led; the address may have been written anew before it comes."""
+    page = look(job[0])
+    shown = page.locator("#shown-run").inner_text()
+    other = next(each for each in ("0", "1", "2") if not shown.endswith(each))
+    page.evaluate(
+        """(text) => {
+          const link = [...document.querySelectorAll("#ranks table a")].find((each) => each.textContent === text);
+          const led = { oldURL: location.href, newURL: link.href };
+          window.dispatchEvent(new HashChangeEvent("hashchange", led));
+        }""",
+        other,
+    )
+    wait_until(page, f"document.getElementById('shown-run').textContent.endsWith('rank {other}')")
+
+
+def test_accessible_and_whole_at_all_widths(look: Open, job: tuple[Path, Ranks]) -> None:
+    page = look(job[0])
+    for width, theme in ((390, "dark"), (1024, "light"), (1440, "light")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.select_option("#theme", theme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(BROKEN) == [], width
+        assert page.evaluate(CUT) == [], width
+        if width != 1024:
+            assert violations(page) == [], (width, theme)
+    page.emulate_media(media="print")
+    for name in ("verdict", "ranks", "one-rank"):
+        assert page.locator(f"#{name}").is_visible(), name
+    page.emulate_media(media="screen")
+
+
+def test_the_page_of_json_has_every_rank_and_no_run(
+    look: Open, open_page: Open, job: tuple[Path, Ranks], tmp_path: Path
+) -> None:
+    path, ranks = job
+    (tmp_path / "ranks.json").write_text(ranks.to_json())
+    write([tmp_path / "ranks.json"], tmp_path / "page.html")
+    rows = [row | {"label": ""} for row in look(path).evaluate(ROWS)]
+    page = open_page(tmp_path / "page.html")
+    assert [row | {"label": ""} for row in page.evaluate(ROWS)] == rows
+    assert page.locator("#ranks a").count() == 0 and not page.is_visible("#run-choice")
+    shown = "[...document.querySelectorAll('main > section')].filter((one) => one.offsetHeight).map(({ id }) => id)"
+    assert page.evaluate(shown) == ["job", "verdict", "ranks", "one-rank"]
+    assert page.inner_text("#one-rank-title") == "Single ranks"
 
 
 def test_ranks_that_are_the_same_are_one_row_and_one_page(open_page: Open, tmp_path: Path) -> None:
@@ -173,52 +220,6 @@ def test_of_several_precisions_the_worst_ranks_are_compared(open_page: Open, tmp
     assert page.locator("#one-rank-title").inner_text() == "The page of amp rank 1"
     page.locator("#ranks table").first.locator("a", has_text=re.compile("^2$")).click()
     wait_until(page, "document.getElementById('shown-run').textContent === 'fp32 rank 2'")
-
-
-def test_the_page_of_json_has_every_rank_and_no_run(open_page: Open, job: tuple[Path, Ranks], tmp_path: Path) -> None:
-    path, ranks = job
-    (tmp_path / "ranks.json").write_text(ranks.to_json())
-    write([tmp_path / "ranks.json"], tmp_path / "page.html")
-    rows = [row | {"label": ""} for row in open_page(path).evaluate(ROWS)]
-    page = open_page(tmp_path / "page.html")
-    assert [row | {"label": ""} for row in page.evaluate(ROWS)] == rows
-    assert page.locator("#ranks a").count() == 0 and not page.is_visible("#run-choice")
-    shown = "[...document.querySelectorAll('main > section')].filter((one) => one.offsetHeight).map(({ id }) => id)"
-    assert page.evaluate(shown) == ["job", "verdict", "ranks", "one-rank"]
-    assert page.inner_text("#one-rank-title") == "Single ranks"
-
-
-def test_a_click_is_followed_although_the_page_wrote_its_address_meanwhile(
-    open_page: Open, job: tuple[Path, Ranks]
-) -> None:
-    """The event says where the click has led; the address may have been written anew before it comes."""
-    page = open_page(job[0])
-    shown = page.locator("#shown-run").inner_text()
-    other = next(each for each in ("0", "1", "2") if not shown.endswith(each))
-    page.evaluate(
-        """(text) => {
-          const link = [...document.querySelectorAll("#ranks table a")].find((each) => each.textContent === text);
-          const led = { oldURL: location.href, newURL: link.href };
-          window.dispatchEvent(new HashChangeEvent("hashchange", led));
-        }""",
-        other,
-    )
-    wait_until(page, f"document.getElementById('shown-run').textContent.endsWith('rank {other}')")
-
-
-def test_accessible_and_whole_at_all_widths(open_page: Open, job: tuple[Path, Ranks]) -> None:
-    page = open_page(job[0])
-    for width, theme in ((390, "dark"), (1024, "light"), (1440, "light")):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.select_option("#theme", theme)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.evaluate(BROKEN) == [], width
-        assert page.evaluate(CUT) == [], width
-        if width != 1024:
-            assert violations(page) == [], (width, theme)
-    page.emulate_media(media="print")
-    for name in ("verdict", "ranks", "one-rank"):
-        assert page.locator(f"#{name}").is_visible(), name
 
 
 def test_texts_of_the_script_are_only_ever_texts(open_page: Open, tmp_path: Path) -> None:

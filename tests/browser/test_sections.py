@@ -24,9 +24,9 @@ NARROWED = """() => document.addEventListener("narrow", ({ detail }) => {
 
 
 @pytest.fixture
-def real_open(open_page: Open, profiled_page: Written) -> Any:
+def real_open(look: Open, profiled_page: Written) -> Any:
     """The page of a real run under autocast."""
-    return open_page(profiled_page.path)
+    return look(profiled_page.path)
 
 
 def test_activations_are_told_by_kind_and_precision(real_open: Any, profiled_page: Written) -> None:
@@ -55,8 +55,38 @@ def test_activations_are_told_by_kind_and_precision(real_open: Any, profiled_pag
     section.locator("summary").click()
     told = [row.inner_text().split("\t")[:3] for row in section.locator("details tbody tr").all()]
     assert ["gelu", "addmm", "bfloat16"] in told
+    section.locator("summary").click()
     above = real_open.evaluate("['activations', 'timeline'].map((id) => document.getElementById(id).offsetTop)")
     assert above[0] < above[1], "it stands before the timeline"
+
+
+def test_the_rule_of_thumb_says_what_it_is(real_open: Any, profiled_page: Written) -> None:
+    section = real_open.locator("#static")
+    assert section.locator("h2").inner_text() == "Rule of thumb"
+    heads = [head.inner_text() for head in section.locator("table").first.locator("thead th").all()]
+    assert heads == ["Component", "Rule of thumb", "B/param", "Measured", "B/param", "Why they differ", "Verdict"]
+    text = section.inner_text()
+    assert "as told" not in text
+    assert "of told" not in text
+    assert judgement(summary_of(profiled_page.analysis))[1:] in text
+    assert section.locator(".same").all_inner_texts() == ["After update: the same"]
+
+
+def test_the_sections_have_their_names_in_the_bar(real_open: Any) -> None:
+    names = real_open.locator("#jumps a").all_inner_texts()
+    assert names == [
+        "Verdict",
+        "What helps",
+        "Activations",
+        "Timeline",
+        "Peak",
+        "Steps",
+        "Rule of thumb",
+        "Casts",
+        "Modules",
+        "Stacks",
+        "Allocations",
+    ], "what there is nothing to show of has no way to it"
 
 
 def test_activations_narrow_the_allocation_table(real_open: Any, profiled_page: Written) -> None:
@@ -105,36 +135,10 @@ def test_a_bar_leads_to_a_table_that_comes_to_its_bytes(real_open: Any, profiled
     assert page.evaluate("document.activeElement.id") == "allocations-title"
 
 
-def test_a_bar_leads_nowhere_where_the_table_would_say_something_else(
-    open_page: Open, profiled_page: Written, tmp_path: Path
-) -> None:
-    def off(data: dict[str, Any]) -> None:
-        for bar in data["runs"][0]["said"]["activations"]["kinds"]:
-            if bar["label"] == "norms":
-                bar["full"] += 1
-
-    section = open_page(changed(profiled_page.path, tmp_path / "off.html", off)).locator("#activations")
-    assert section.get_by_role("button", name="matmuls").count() == 1
-    assert section.get_by_role("rowheader", name="norms").count() == 1
-    assert section.get_by_role("button", name="norms").count() == 0
-
-
-def test_the_rule_of_thumb_says_what_it_is(real_open: Any, profiled_page: Written) -> None:
-    section = real_open.locator("#static")
-    assert section.locator("h2").inner_text() == "Rule of thumb"
-    heads = [head.inner_text() for head in section.locator("table").first.locator("thead th").all()]
-    assert heads == ["Component", "Rule of thumb", "B/param", "Measured", "B/param", "Why they differ", "Verdict"]
-    text = section.inner_text()
-    assert "as told" not in text
-    assert "of told" not in text
-    assert judgement(summary_of(profiled_page.analysis))[1:] in text
-    assert section.locator(".same").all_inner_texts() == ["After update: the same"]
-
-
 def test_a_badge_says_that_every_byte_is_accounted_for_or_how_many_are_not(
-    open_page: Open, profiled_page: Written, tmp_path: Path
+    real_open: Any, open_page: Open, profiled_page: Written, tmp_path: Path
 ) -> None:
-    badge = open_page(profiled_page.path).locator("#accounted")
+    badge = real_open.locator("#accounted")
     assert badge.inner_text() == "every byte accounted for"
     assert "good" in badge.get_attribute("class")
 
@@ -150,6 +154,20 @@ def test_a_badge_says_that_every_byte_is_accounted_for_or_how_many_are_not(
 
     page = open_page(changed(profiled_page.path, tmp_path / "unknown.html", unknown))
     assert page.locator("#accounted").is_hidden()
+
+
+def test_a_bar_leads_nowhere_where_the_table_would_say_something_else(
+    open_page: Open, profiled_page: Written, tmp_path: Path
+) -> None:
+    def off(data: dict[str, Any]) -> None:
+        for bar in data["runs"][0]["said"]["activations"]["kinds"]:
+            if bar["label"] == "norms":
+                bar["full"] += 1
+
+    section = open_page(changed(profiled_page.path, tmp_path / "off.html", off)).locator("#activations")
+    assert section.get_by_role("button", name="matmuls").count() == 1
+    assert section.get_by_role("rowheader", name="norms").count() == 1
+    assert section.get_by_role("button", name="norms").count() == 0
 
 
 def test_what_is_not_known_has_no_column(open_page: Open, precisions_page: Written, tmp_path: Path) -> None:
@@ -174,20 +192,3 @@ def test_what_is_not_known_has_no_column(open_page: Open, precisions_page: Writt
     assert page.locator("#comparison h2").inner_text() == "The recordings side by side"
     each = "At the same instants of one step of each: fp32 step 1, amp step 2."
     assert page.locator("#comparison").get_by_text(each).is_visible()
-
-
-def test_the_sections_have_their_names_in_the_bar(real_open: Any) -> None:
-    names = real_open.locator("#jumps a").all_inner_texts()
-    assert names == [
-        "Verdict",
-        "What helps",
-        "Activations",
-        "Timeline",
-        "Peak",
-        "Steps",
-        "Rule of thumb",
-        "Casts",
-        "Modules",
-        "Stacks",
-        "Allocations",
-    ], "what there is nothing to show of has no way to it"

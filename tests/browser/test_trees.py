@@ -37,8 +37,8 @@ def deep_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture
-def deep(open_page: Open, deep_page: Written) -> Any:
-    return open_page(deep_page.path)
+def deep(look: Open, deep_page: Written) -> Any:
+    return look(deep_page.path)
 
 
 def at_peak(analysis: Analysis) -> list[tuple[int, str, str, str]]:
@@ -104,44 +104,6 @@ def test_layers_that_are_alike_are_one_box_that_opens_and_closes(shape: str, dee
     assert fold.get_attribute("aria-expanded") == "false"
 
 
-COLOURS = """boxes => boxes.map((box) => {
-  const style = getComputedStyle(box);
-  return (style.backgroundImage + style.backgroundColor).match(/rgb\\([^)]*\\)/g) ?? [];
-})"""
-
-UNREADABLE = """boxes => boxes.filter((box) => {
-  const label = box.querySelector(".box-label");
-  const right = (element) => element.getBoundingClientRect().right;
-  return label && (label.scrollWidth > label.clientWidth || right(label) > right(box));
-}).map((box) => box.textContent)"""
-
-
-def rgb(color: str) -> str:
-    return f"rgb({int(color[1:3], 16)}, {int(color[3:5], 16)}, {int(color[5:7], 16)})"
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_boxes_have_the_colours_of_their_categories_and_labels_that_fit(
-    theme: str, open_page: Open, deep_page: Written
-) -> None:
-    page = open_page(deep_page.path, theme=theme)
-    tree = page.locator("#modules-tree")
-    palette = {rgb(getattr(view, theme)) for view in category_views()}
-    page.locator("#as-icicle").click()
-    press(box(tree, FOLD), "Enter")
-    layers = tree.locator("[role=treeitem][aria-level='2']").evaluate_all(COLOURS)
-    assert len(layers) == LAYERS - 1
-    for colours in layers:
-        stripes = [colour for colour in colours if colour in palette]
-        assert len(set(stripes)) == 2, "parameters and activations"
-        assert set(colours) - palette == set()
-    for width in (1440, 1024, 390):
-        page.set_viewport_size({"width": width, "height": 900})
-        for shape in ("icicle", "treemap"):
-            page.locator(f"#as-{shape}").click()
-            assert page.locator("[role=treeitem]").evaluate_all(UNREADABLE) == []
-
-
 def test_library_frames_are_shown_when_asked_for_and_wrappers_are_one_line(deep: Any, deep_page: Written) -> None:
     page, tree = deep, deep.locator("#stacks-tree")
     total = size_of(deep_page, lambda module, stack: True)
@@ -180,10 +142,43 @@ def test_library_frames_are_shown_when_asked_for_and_wrappers_are_one_line(deep:
     )
     assert tree.locator(".match").count() == 0
     assert LAUNCHER not in "".join(boxes(tree))
+    page.locator("#stacks-search").fill("")
 
 
-def test_the_switch_is_there_only_where_there_are_library_frames(long_open: Any) -> None:
-    assert not long_open.locator("#stacks-libraries").is_visible()
+COLOURS = """boxes => boxes.map((box) => {
+  const style = getComputedStyle(box);
+  return (style.backgroundImage + style.backgroundColor).match(/rgb\\([^)]*\\)/g) ?? [];
+})"""
+
+UNREADABLE = """boxes => boxes.filter((box) => {
+  const label = box.querySelector(".box-label");
+  const right = (element) => element.getBoundingClientRect().right;
+  return label && (label.scrollWidth > label.clientWidth || right(label) > right(box));
+}).map((box) => box.textContent)"""
+
+
+def rgb(color: str) -> str:
+    return f"rgb({int(color[1:3], 16)}, {int(color[3:5], 16)}, {int(color[5:7], 16)})"
+
+
+def test_boxes_have_the_colours_of_their_categories_and_labels_that_fit(deep: Any) -> None:
+    page, tree = deep, deep.locator("#modules-tree")
+    page.locator("#as-icicle").click()
+    press(box(tree, FOLD), "Enter")
+    for theme in ("dark", "light"):
+        page.select_option("#theme", theme)
+        palette = {rgb(getattr(view, theme)) for view in category_views()}
+        layers = tree.locator("[role=treeitem][aria-level='2']").evaluate_all(COLOURS)
+        assert len(layers) == LAYERS - 1
+        for colours in layers:
+            stripes = [colour for colour in colours if colour in palette]
+            assert len(set(stripes)) == 2, "parameters and activations"
+            assert set(colours) - palette == set()
+    for width in (1440, 1024, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        for shape in ("icicle", "treemap"):
+            page.locator(f"#as-{shape}").click()
+            assert page.locator("[role=treeitem]").evaluate_all(UNREADABLE) == []
 
 
 def narrowed(page: Any, written_page: Written) -> tuple[str, list[tuple[int, str, str, str]]]:
@@ -196,8 +191,8 @@ def narrowed(page: Any, written_page: Written) -> tuple[str, list[tuple[int, str
     return asked["label"], [row for row, keep in zip(at_peak(analysis), kept, strict=True) if keep]
 
 
-def test_what_is_opened_or_chosen_can_narrow_the_allocations(deep: Any, deep_page: Written) -> None:
-    page, rows = deep, at_peak(deep_page.analysis)
+def test_what_is_opened_or_chosen_can_narrow_the_allocations(open_page: Open, deep_page: Written) -> None:
+    page, rows = open_page(deep_page.path), at_peak(deep_page.analysis)
     page.evaluate(HEARD)
     modules, stacks = page.locator("#modules-tree"), page.locator("#stacks-tree")
     assert not page.locator("#modules-path").is_visible()
@@ -225,14 +220,19 @@ def test_what_is_opened_or_chosen_can_narrow_the_allocations(deep: Any, deep_pag
     assert found == [row for row in rows if "Net.loss" in row[2]]
 
 
-def test_what_is_opened_stays_open_at_another_instant(deep: Any) -> None:
-    page, tree = deep, deep.locator("#modules-tree")
+def test_what_is_opened_stays_open_at_another_instant(open_page: Open, deep_page: Written) -> None:
+    page = open_page(deep_page.path)
+    tree = page.locator("#modules-tree")
     press(box(tree, FOLD), "Enter")
     page.locator("#chart-frame").focus()
     for key in ("p", "ArrowLeft", "Enter"):
         page.keyboard.press(key)
     assert "at event" in page.locator("#modules-title").inner_text()
     assert len(boxes(tree)) == LAYERS - 1
+
+
+def test_the_switch_is_there_only_where_there_are_library_frames(long_open: Any) -> None:
+    assert not long_open.locator("#stacks-libraries").is_visible()
 
 
 def test_stacks_are_searched_with_their_bytes(long_open: Any, long_page: Written) -> None:

@@ -21,7 +21,6 @@ import pytest
 from support.cold import CHANGED, RANK_OF_8, SIM, TRAIN, Cold, outputs_of, way_of, words_of
 from support.documents import PAGES, ROOT, Command, blocks, commands, name_of
 
-from ampmem.analysis.changes import CHANGES
 from ampmem.cli.main import SUBCOMMANDS, group
 
 pytestmark = pytest.mark.slow
@@ -40,8 +39,7 @@ class NotAsItStands:
 
 _BF16 = "minutes on a CPU that has no instructions for bfloat16; the same with the smallest model and no timed runs"
 _TIMES = "most of it is runs to time the steps; README.md's compares train.py with them"
-_SEARCH = "most of it is runs of every change that README.md's advise runs too; here of one kind"
-_NOT_COMPILED = ",".join(each.allow for each in CHANGES if each.allow not in ("compile", "memory-budget"))
+_SEARCH = "most of it is runs of every change, which test_advise_command.py runs too; here of one kind"
 _RANKS = "while files are protected each rank of each run is a bare interpreter, as in `check` with two ranks"
 _OF_CHECKOUT = "made by .ci/run, which installs the wheel"
 _WITH_PEFT = NotAsItStands(
@@ -73,23 +71,26 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
         why=_TIMES, instead="ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py"
     ),
     "ampmem advise --gpu h100 --budget 10GiB -m ampmem.workloads.gpt --preset full --device cuda": NotAsItStands(
-        why="minutes; with the smallest model, and changes of one kind as README.md's advise runs all of them",
+        why="minutes; with the smallest model, and changes of one kind",
         instead="ampmem advise --gpu h100 --budget 10GiB --allow checkpoint -m ampmem.workloads.gpt --preset tiny "
         "--device cuda",
     ),
     "ampmem advise --gpu 24GiB train.py": NotAsItStands(
-        why="compiling takes most of half a minute; the commands of docs/compiled.md compile, too",
-        instead=f"ampmem advise --gpu 24GiB --allow {_NOT_COMPILED} train.py",
+        why=_SEARCH, instead="ampmem advise --gpu 24GiB --allow checkpoint,fused train.py"
     ),
     "ampmem advise --gpu h100 --budget 24GiB train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --gpu h100 --budget 24GiB --allow checkpoint train.py"
     ),
     "ampmem advise --gpu h100 --world-size 8 --budget 24GiB train.py": NotAsItStands(
-        why=_SEARCH, instead="ampmem advise --gpu h100 --world-size 8 --budget 24GiB --allow checkpoint train.py"
+        why=_SEARCH, instead="ampmem advise --gpu h100 --world-size 8 --budget 24GiB --allow fused train.py"
     ),
     "ampmem advise --device cpu --nproc-per-node 2 train.py": NotAsItStands(
         why=f"{_SEARCH}; {_RANKS}",
         instead="ampmem advise --device cpu --nproc-per-node 2 --files write --allow fused train.py",
+    ),
+    "ampmem profile --force-compile true": NotAsItStands(
+        why="Inductor's C++ takes half a minute to compile, as in test_compiled.py; a simulated GPU's kernels do not",
+        instead="ampmem profile --gpu h100 --force-compile true train.py",
     ),
     "ampmem advise --html advise.html train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --html advise.html --allow checkpoint train.py"
@@ -155,7 +156,7 @@ BARE = frozenset(
         "ampmem profile --device sim --gpu h100 --world-size 64 train.py",
         "ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py",
         "ampmem check --device sim --budget peak=20GiB train.py",
-        f"ampmem advise --gpu 24GiB --allow {_NOT_COMPILED} train.py",
+        "ampmem advise --gpu 24GiB --allow checkpoint,fused train.py",
         "ampmem watch train.py",
         "torchrun --nproc-per-node 2 -m ampmem profile train.py",
         "accelerate launch -m ampmem profile train.py",
@@ -426,32 +427,24 @@ def test_python_of_the_pages(cold: Cold, tmp_path: Path, snippet: Snippet) -> No
     check(cold.run(tmp_path, command, extras=extras, ready=snippet.page != "README.md"), snippet.text)
 
 
-def executed(cold: Cold, path: Path) -> list[str]:
-    """What is shown under the cells of a notebook, as plain text, once it has run."""
-    done = cold.execute_notebook(path, extras=EXTRAS["docs/notebooks.md"])
+def test_the_notebook_and_the_cells_of_a_page_run_with_their_extra_alone(cold: Cold, tmp_path: Path) -> None:
+    page, path = "docs/notebooks.md", tmp_path / "notebook.ipynb"
+    cells = [BEFORE[page], *(text for text in python_of(page) if text.startswith("%"))]
+    book = nbformat.read(NOTEBOOK, as_version=4)
+    book.cells += [nbformat.v4.new_code_cell(cell.strip()) for cell in cells]
+    nbformat.write(book, path)
+    done = cold.execute_notebook(path, extras=EXTRAS[page])
     assert done.returncode == 0, done.stderr
-    outputs = [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])]
-    assert [output for output in outputs if output["output_type"] == "error"] == []
-    return [output["data"]["text/plain"] for output in outputs if "data" in output]
-
-
-def test_the_notebook_runs_with_its_extra_alone(cold: Cold, tmp_path: Path) -> None:
-    (tmp_path / "notebook.ipynb").write_bytes(NOTEBOOK.read_bytes())
-    shown = executed(cold, tmp_path / "notebook.ipynb")
-    assert shown[0] == "True"
+    outputs = [cell.get("outputs", []) for cell in nbformat.read(path, as_version=4).cells]
+    assert [output for each in outputs for output in each if output["output_type"] == "error"] == []
+    shown, of_page = (
+        [output["data"]["text/plain"] for each in part for output in each if "data" in output]
+        for part in (outputs[: -len(cells)], outputs[-len(cells) :])
+    )
+    assert shown[0] == "True" and len(of_page) == 2
     assert shown[1].startswith("ampmem: The first 3 steps of In [4] were recorded")
     assert "amp-nocache" in shown[3]
     assert "NVIDIA H100 80GB HBM3 (simulated): peak " in shown[4]
-
-
-@pytest.mark.parametrize(
-    "page", [name_of(page) for page in TRIED if any(t.startswith("%") for t in python_of(name_of(page)))]
-)
-def test_cells_of_a_page(cold: Cold, tmp_path: Path, page: str) -> None:
-    cells = [BEFORE[page], *(text for text in python_of(page) if text.startswith("%"))]
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells])
-    nbformat.write(made, tmp_path / "cells.ipynb")
-    assert len(executed(cold, tmp_path / "cells.ipynb")) == 2
 
 
 def all_text() -> str:
@@ -484,6 +477,8 @@ def test_every_page_is_searched() -> None:
     assert len(TRIED) > 10
     assert len(list(tried())) > 50
     assert len(list(snippets())) > 6
+    with_cells = {name_of(page) for page in TRIED if any(t.startswith("%") for t in python_of(name_of(page)))}
+    assert with_cells == {"docs/notebooks.md"}
 
 
 # -- each subcommand -----------------------------------------------------------------------------

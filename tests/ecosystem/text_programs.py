@@ -18,7 +18,7 @@ PROGRAMS = (
             file="plain_loop.py",
             arguments=model,
             assumes=_TAKEN.get(model, ()),
-            quick=model in ("bert", "qwen"),
+            quick=model == "qwen",
         )
         for model in _MODELS
     ),

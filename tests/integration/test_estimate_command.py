@@ -65,10 +65,6 @@ def test_a_cell_is_a_run_of_the_script_and_other_commands_go_on_from_it(tmp_path
     fitted = ampmem(tmp_path, "fit", *GPU, *varied, "--vary", f"--batch={largest}:{largest + 1}")
     assert fitted.returncode == 0, fitted.stderr
     assert json.loads(fitted.stdout)["arms"][0]["largest_fitting"] == largest
-    compared = ampmem(
-        tmp_path, "compare", *GPU, "--precision", "fp32,amp", "train.py", "--precision", "fp32", "--batch", "1"
-    )
-    assert compared.returncode == 0, compared.stderr
 
 
 def test_adapters(tmp_path: Path) -> None:

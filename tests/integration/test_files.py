@@ -173,6 +173,9 @@ COMMANDS = {
 def test_no_command_that_predicts_or_compares_changes_a_file(
     trained: Path, name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "two" in name:  # for the first optimizer each bare interpreter imports half of torch
+        without = TRAIN.replace("optimizer.step(); optimizer.zero_grad()", "model.zero_grad()")
+        (trained / "train.py").write_text(without.replace("optimizer = ", "# "))
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -438,7 +441,14 @@ with ampmem.profile(device="sim") as prof:
         real = torch.ones(3); torch.save(real, "real.pt"); pickle.dumps(real); numpy.save("real.npy", real.numpy())
         cpu = model.weight.detach().cpu()
         array = cpu.numpy()
-        WRITE
+    WRITE
+"""
+EACH = """
+    for line in LINES:
+        try:
+            exec(compile(line, "line", "exec"))
+        except ampmem.simulator.where.NotSimulated as error:
+            print(error)
 """
 REFUSED = {
     "torch.save(model.state_dict(), 'last.pt')": "torch.save",
@@ -459,18 +469,21 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSED)
-def test_in_a_block_made_up_numbers_are_not_saved(line: str, tmp_path: Path) -> None:
-    script = BLOCK.replace("WRITE", line)
+def test_in_a_block_made_up_numbers_are_not_saved(tmp_path: Path) -> None:
+    first, *_ = REFUSED
+    script = BLOCK.replace("    WRITE", f"{EACH.replace('LINES', repr(list(REFUSED)))}    {first}")
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "last.pt").write_bytes(b"trained" * 4096)
     done = python(tmp_path, "train.py")
-    number = next(i for i, text in enumerate(script.splitlines(), 1) if line in text)
+    refused = (
+        "{} would write made-up numbers, because a simulated device has no data; leave it out here, or run the script "
+        "with ampmem profile --device sim on Linux, which then keeps your files as they are"
+    ).format
+    assert [line.partition(": ")[2] for line in done.stdout.splitlines()] == list(map(refused, REFUSED.values()))
+    number = len(script.rstrip().splitlines())
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"ampmem.simulator.where.NotSimulated: train.py:{number}: {REFUSED[line]} would write made-up "
-        "numbers, because a simulated device has no data; leave it out here, or run the script with ampmem profile "
-        "--device sim on Linux, which then keeps your files as they are"
+        f"ampmem.simulator.where.NotSimulated: train.py:{number}: {refused(REFUSED[first])}"
     )
     assert (tmp_path / "last.pt").read_bytes() == b"trained" * 4096
     assert (tmp_path / "real.pt").exists()

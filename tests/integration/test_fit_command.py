@@ -42,25 +42,20 @@ SMALL = """
 import sys
 import torch
 from torch import nn
-kind, size = sys.argv[1], int(sys.argv[3])
-if kind == "cnn":
-    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Flatten()]
-    model, shape = nn.Sequential(*layers, nn.LazyLinear(8)), (size, 3, 64, 64)
-    model(torch.ones(2, 3, 64, 64))
-else:
-    model, shape = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)), (size * 64, 256)
+layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Flatten()]
+model = nn.Sequential(*layers, nn.LazyLinear(8))
+model(torch.ones(2, 3, 64, 64))
 model.cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(3):
-    model(torch.ones(shape, device="cuda")).square().mean().backward()
+    model(torch.ones(int(sys.argv[2]), 3, 64, 64, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
 GPT = ("-m", "ampmem.workloads.gpt", "--preset", "tiny", "--device", "cuda")
 SCRIPTS = {
     "transformer": (GPT, "--batch-size", 38, 47),
-    "cnn": (("train.py", "cnn"), "--size", 32, 41),
-    "mlp": (("train.py", "mlp"), "--size", 52, 61),
+    "cnn": (("train.py",), "--size", 32, 41),
 }
 """What is run, which argument is varied, and from where to where."""
 

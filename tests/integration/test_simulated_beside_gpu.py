@@ -27,9 +27,11 @@ THREADS = {
 }
 """In how many threads each program calls cuBLASLt."""
 CASES = [
-    *((program, precision) for program in THREADS for precision in ("fp32", "amp")),
-    *((program, "bf16") for program in ("gpt", "llama", "t5")),
+    *((program, "amp") for program in ("gpt", "bert", "checkpointed", "llama", "t5", "unet")),
+    *((program, "fp32") for program in ("vit", "checkpointed gpt", "llama", "lora")),
+    ("gpt", "bf16"),
 ]
+"""Each program in a precision, and each precision in several; ``steps.py --beside`` lays all beside each other."""
 
 
 def test_every_byte_at_the_peak_is_what_a_gpu_had() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from support.commands import ampmem
+from support.compiled import needs_the_compiler
 from support.simulated_runs import torch_now
 
 import ampmem as package
@@ -18,12 +20,7 @@ from ampmem.recording import read
 from ampmem.simulator.start import Simulation
 from ampmem.simulator.where import NotSimulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not torch.__version__.startswith(("2.12", "2.13", "2.14")), reason="the compiler was not verified"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_the_compiler]
 
 SCRIPT = """
 import json, torch, torch.nn.functional as F
@@ -111,8 +108,16 @@ for _ in range(3):
 """
 
 
-def test_memory_that_is_used_again_is_one_copy_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cache for the tests that compile AGAIN."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_memory_that_is_used_again_is_one_copy_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(AGAIN, encoding="utf-8")
     done = ampmem(tmp_path, "profile", "--gpu", "h100", "--quiet", "train.py")
     assert done.returncode == 0, done.stderr
@@ -136,8 +141,8 @@ class Net(nn.Sequential):
 model = Net("""
 
 
-def test_a_model_compiled_in_place_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("shared_cache")
+def test_a_model_compiled_in_place_is_seen(tmp_path: Path) -> None:
     in_place = AGAIN.replace(
         "compiled, optimizer = torch.compile(model)", "model.compile()\ncompiled, optimizer = model"
     )
@@ -150,8 +155,8 @@ def test_a_model_compiled_in_place_is_seen(tmp_path: Path, monkeypatch: pytest.M
         assert "WARNING" not in done.stderr
 
 
-def test_a_change_that_compiled_code_does_not_take_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("shared_cache")
+def test_a_change_that_compiled_code_does_not_take_is_said(tmp_path: Path) -> None:
     inside = AGAIN.replace("torch.compile(model)", "torch.compile(lambda x: model(x))")
     (tmp_path / "train.py").write_text(inside, encoding="utf-8")
     done = ampmem(tmp_path, "profile", "--gpu", "h100", "--quiet", "--force-checkpoint", "0", "train.py")

@@ -1,4 +1,7 @@
-"""The compiled C++ extension, which takes half a minute: once for all processes of a run of pytest, or for all runs."""
+"""What is compiled in tests: by torch's compiler, and ampmem's C++ extension.
+
+The extension takes half a minute: it is compiled once for all processes of a run of pytest, or for all runs.
+"""
 
 import fcntl
 import os
@@ -10,6 +13,12 @@ import pytest
 import torch
 
 from ampmem.recorder.sources import extension
+
+VERIFIED = ("2.12", "2.13", "2.14")
+needs_the_compiler = pytest.mark.skipif(
+    not torch.__version__.startswith(VERIFIED), reason="the compiler was not verified"
+)
+"""For tests of compiled code on a simulated GPU."""
 
 
 def compiled(factory: pytest.TempPathFactory, name: str) -> Path:

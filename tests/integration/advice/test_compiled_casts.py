@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.commands import ampmem
+from support.compiled import needs_the_compiler
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not torch.__version__.startswith(("2.12", "2.13", "2.14")), reason="the compiler was not verified"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_the_compiler]
 
 SCRIPT = """
 import torch

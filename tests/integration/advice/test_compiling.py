@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.commands import ampmem
+from support.compiled import needs_the_compiler
 from support.page_reader import page_data
 from support.ready_python import Kind, ready_python
 from torch import nn
@@ -23,12 +24,7 @@ from ampmem.reporters.text.difference import CHANGES
 from ampmem.units import format_bytes
 from ampmem.vocabulary import Forced
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not torch.__version__.startswith(("2.12", "2.13", "2.14")), reason="the compiler was not verified"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_the_compiler]
 
 SCRIPT = """
 import functools
@@ -72,7 +68,6 @@ CHECKPOINTS = (
 )
 BUDGET = "import torch._functorch.config; torch._functorch.config.activation_memory_budget = 0.5\n"
 PAIRS = {
-    "--force-compile true": ("", IN_PLACE, LOSS),
     "--force-compile false": ("model = torch.compile(model, mode='reduce-overhead')", "", LOSS),
     "--force-activation-memory-budget 0.5": (WRAPPED, BUDGET + WRAPPED, LOSS),
     "--force-compile true --force-checkpoint blocks.*": ("", CHECKPOINTS + IN_PLACE, LOSS),
@@ -155,6 +150,7 @@ def test_precisions_are_compared_with_compile_and_without(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.glob("*.ampmem")} == {"run.fp32.ampmem", "run.fp32-uncompiled.ampmem"}
     compiled, uncompiled = (read(tmp_path / f"run.{name}.ampmem") for name in ("fp32", "fp32-uncompiled"))
+    assert (compiled.precision.name, summarize(compiled).steps[-1].marks.after_forward["cast_copies"]) == ("fp32", 0)
     before, after = (sum(summarize(each).steps[-1].peak.categories.values()) for each in (uncompiled, compiled))
     _, _, found = done.stdout.partition("what compiling changes: fp32\n")
     (total,) = (line.split("  ") for line in found.splitlines() if line.startswith("total "))

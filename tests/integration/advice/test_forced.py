@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.commands import ampmem
+from torch.utils.checkpoint import checkpoint
 
 from ampmem.analysis.summary import summarize
 from ampmem.events import Action, Recording
@@ -65,10 +66,6 @@ PLAIN = {
     "batch": 'torch.randn(512, 64, device="cuda")',
 }
 WRITTEN = {
-    "--force-checkpoint blocks.*": {
-        "setup": "for block in model.blocks: "
-        "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)"
-    },
     "--force-checkpoint blocks.0,blocks.[23]": {
         "setup": "for i in (0, 2, 3): model.blocks[i].forward = "
         "functools.partial(checkpoint, model.blocks[i].forward, use_reentrant=False)"
@@ -162,12 +159,10 @@ def test_gradients_that_are_freed_after_the_update_are_freed_as_by_zero_grad_the
         assert done.returncode == 0, done.stderr
         return read(tmp_path / f"{name}.ampmem")
 
-    plain, written = made("plain"), made("written", after="optimizer.zero_grad()")
-    forced = made("forced", "--force-free-gradients")
+    written, forced = made("written", after="optimizer.zero_grad()"), made("forced", "--force-free-gradients")
     # What is written runs after the last update no more: the script is stopped there.
     last = [(Action.FREE, 4 * size) for size in (64 * 512, 512, 512 * 8, 8)]
     assert events(forced) == [*events(written), *last]
-    assert events(written) != events(plain)
     assert "forced: gradients are set to None after each update of AdamW" in forced.remarks
 
 
@@ -273,11 +268,11 @@ def test_a_forced_loss_in_chunks_allocates_what_the_written_one_does(tmp_path: P
 
 
 NOT_IN_CHUNKS = {
-    "F.cross_entropy(logits, target, weight=torch.ones(5000, device='cuda'))": "gives cross_entropy class weights",
+    "F.cross_entropy(logits, target, weight=torch.ones(50))": "gives cross_entropy class weights",
     "F.cross_entropy(logits, target, label_smoothing=0.1)": "gives cross_entropy label_smoothing",
     "F.cross_entropy(logits, target, reduction='none').mean()": "reduction='none', which keeps a value for each row",
     "F.cross_entropy(logits, target, size_average=False)": "size_average or reduce, which torch has deprecated",
-    "F.cross_entropy(logits.view(10, 100, -1).transpose(1, 2), target.view(10, 100))": "the logits have 3 dimensions",
+    "F.cross_entropy(logits.view(2, 10, -1).transpose(1, 2), target.view(2, 10))": "the logits have 3 dimensions",
     "F.cross_entropy(logits, logits.detach().softmax(1))": "the targets are probabilities, not classes",
     "F.cross_entropy(logits[:2], target[:2])": "the logits have 2 rows, fewer than chunks",
     "checkpoint(F.cross_entropy, logits, target, use_reentrant=False)": "the loss under torch.utils.checkpoint itself",
@@ -288,10 +283,23 @@ NOT_IN_CHUNKS = {
 
 
 @pytest.mark.parametrize("loss", NOT_IN_CHUNKS)
-def test_a_loss_that_is_no_sum_of_chunks_is_left_as_it_is(tmp_path: Path, loss: str) -> None:
+def test_a_loss_that_is_no_sum_of_chunks_is_left_as_it_is(loss: str) -> None:
+    logits, target = torch.randn(20, 50, requires_grad=True), torch.randint(50, (20,))
+    names = {"torch": torch, "F": torch.nn.functional, "checkpoint": checkpoint, "logits": logits, "target": target}
+    expected = eval(loss, names)
+    with forcing(Forced(loss_chunks=3)) as changes:
+        found = eval(loss, names)
+        found.backward()
+    (said,) = changes.unmet()
+    assert said.startswith(f"{IN_CHUNKS}: ") and NOT_IN_CHUNKS[loss] in said
+    assert torch.equal(found, expected) and type(found.grad_fn) is type(expected.grad_fn)
+
+
+def test_a_loss_that_is_left_as_it_is_fails_the_run_and_allocates_the_same(tmp_path: Path) -> None:
+    loss, reason = "F.cross_entropy(logits, target, label_smoothing=0.1)", "gives cross_entropy label_smoothing"
     code, said = lossy(tmp_path, "refused", IN_CHUNKS, loss)
     assert code == 1, said
-    assert said.splitlines()[-1].startswith(f"ampmem: {IN_CHUNKS}: ") and NOT_IN_CHUNKS[loss] in said.splitlines()[-1]
+    assert said.splitlines()[-1].startswith(f"ampmem: {IN_CHUNKS}: ") and reason in said.splitlines()[-1]
     assert lossy(tmp_path, "plain", "", loss)[0] == 0
     assert events(read(tmp_path / "refused.ampmem")) == events(read(tmp_path / "plain.ampmem"))
 

@@ -1,4 +1,7 @@
-"""All training is in child processes, as with ``torch.multiprocessing.spawn``; with ``--test`` the parent evaluates."""
+"""All training is in two child processes, as with ``torch.multiprocessing.spawn``.
+
+With ``--test`` there is one, and the parent evaluates.
+"""
 
 import json
 import sys
@@ -17,11 +20,11 @@ def train(rank, model):
 
 def main():
     model = nn.Linear(8, 8)
-    mp.spawn(train, args=(model,), nprocs=2)
+    mp.spawn(train, args=(model,), nprocs=1 if "--test" in sys.argv else 2)
     if "--test" in sys.argv:
         with torch.no_grad():
             model(torch.randn(4, 8))
-    print(json.dumps({"children": 2}))
+    print(json.dumps({}))
 
 
 if __name__ == "__main__":
