@@ -97,6 +97,8 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
     ),
     "ampmem estimate llama-3.1-8b --gpu 24GiB --lora 16 --quantize nf4 --checkpointing --write train.py": _WITH_PEFT,
     "ampmem estimate llama-3.1-8b --gpu 24GiB --lora 16": _WITH_PEFT,
+    "ampmem estimate --json": _WITH_PEFT,
+    "ampmem report estimate.json": _WITH_PEFT,
     "ampmem profile --gpu 24GiB train.py --method nf4 --precision bf16 --batch 3": _WITH_PEFT,
     "ampmem fit --gpu 24GiB --precision as-is train.py --vary --seq=512:4096": _WITH_PEFT,
     "ampmem compare --gpu 80GiB --precision fp32,amp train.py --method lora --precision fp32": _WITH_PEFT,
