@@ -319,11 +319,12 @@ RESULT = 64 * 256 * 4
         ("hook", 5 * RESULT, "than the one before (3, 4, 5 tensors), as a hook does", "register hooks once"),
         ("closure", RESULT, "the variable `mean` held it once", "look for a function that keeps it"),
         ("parameter", 3 * RESULT, "step gives an optimizer new parameters", "add each parameter once"),
+        ("parameter without state", RESULT, "new parameters: they took 64.0 KiB more in the last one. The newest is `SGD.param_groups[5][0]`.", "add each parameter once"),
     ],
 )
 def test_growth_is_told_by_its_kind(kind: str, size: int, message: str, change: str) -> None:
     model = nn.Sequential(Caching() if kind == "cache" else nn.Linear(64, 256), nn.Tanh())
-    optimizer = AdamW(model.parameters())
+    optimizer = (SGD if kind == "parameter without state" else AdamW)(model.parameters())
     kept: list[Tensor | float] = []
     hooked: list[Tensor] = []
 
@@ -334,7 +335,7 @@ def test_growth_is_told_by_its_kind(kind: str, size: int, message: str, change: 
         if kind == "closure":
             mean = torch.randn(64, 256)
             model.register_forward_hook(lambda _, __, result, mean=mean: result + mean)
-        if kind == "parameter":
+        if kind.startswith("parameter"):
             optimizer.add_param_group({"params": [nn.Parameter(torch.randn(64, 256))]})
             optimizer.param_groups[-1]["params"][0].square().sum().backward()
         result = model(torch.randn(64, 64))

@@ -382,21 +382,23 @@ def _growing(run: TrainingRun, left: Mask, fact: Fact, *, items: bool = True) ->
 
 
 def _new_parameters(run: TrainingRun, steps: Sequence[int]) -> Finding | None:
-    """The finding that an optimizer's state grows with every step, as new parameters are given to it."""
-    lifetimes = run.analysis.lifetimes
-    state = run.analysis.classes.of(Category.OPTIMIZER_STATE) & (lifetimes.died == ALIVE)
-    grown = _grown(run, state | (run.analysis.classes.of(Category.PARAMETERS) & (lifetimes.died == ALIVE)))
-    made = np.flatnonzero(state & (lifetimes.step == steps[-1]))
-    if not len(made) or min(_grown(run, state)) < NOTABLE_BYTES:
-        return None
+    """The finding that an optimizer's parameters, and their state if it has any, grow with every step."""
+    lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
+    stays = lifetimes.died == ALIVE
+    state, parameters = classes.of(Category.OPTIMIZER_STATE) & stays, classes.of(Category.PARAMETERS) & stays
     names = [record.name for record in run.recording.parameters if record.held]
+    grown, growing = _grown(run, state | parameters), state if state.any() else parameters
+    made = np.flatnonzero(growing & (lifetimes.step == steps[-1]))
+    if not names or not len(made) or min(_grown(run, growing)) < NOTABLE_BYTES:
+        return None
     last = int(made[-1])
     by = _made_by(run.text(lifetimes.op[last]), "", run.text(lifetimes.stack[last]).splitlines())
     return Finding(
         severity="warning",
         section=Section.TIMELINE,
-        message=f"every step gives an optimizer new parameters: they and their state took {format_bytes(grown[-1])} "
-        f"more in the last one. The newest is `{names[-1]}`, whose state {by} made.",
+        message=f"every step gives an optimizer new parameters: they {'and their state ' if state.any() else ''}took "
+        f"{format_bytes(grown[-1])} more in the last one. The newest is `{names[-1]}`"
+        f"{f', whose state {by} made' if by and state.any() else ''}.",
         bytes=grown[-1],
         change="add each parameter once, before the loop; make a new optimizer if the parameters are to be replaced",
         evidence=(_by_step(steps, grown),),
