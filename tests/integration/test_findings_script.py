@@ -319,7 +319,12 @@ RESULT = 64 * 256 * 4
         ("hook", 5 * RESULT, "than the one before (3, 4, 5 tensors), as a hook does", "register hooks once"),
         ("closure", RESULT, "the variable `mean` held it once", "look for a function that keeps it"),
         ("parameter", 3 * RESULT, "step gives an optimizer new parameters", "add each parameter once"),
-        ("parameter without state", RESULT, "new parameters: they took 64.0 KiB more in the last one. The newest is `SGD.param_groups[5][0]`.", "add each parameter once"),
+        (
+            "parameter without state",
+            RESULT,
+            "new parameters: they took 64.0 KiB more in the last one. The newest is `SGD.param_groups[5][0]`.",
+            "add each parameter once",
+        ),
     ],
 )
 def test_growth_is_told_by_its_kind(kind: str, size: int, message: str, change: str) -> None:
