@@ -590,18 +590,18 @@ def predictions_kept(run: TrainingRun) -> Finding | None:
     most = max(kept, key=lambda each: run.bytes_of(alive & each.allocations))
     variable = _variable(most.name, most.place, run.bytes_of(alive & most.allocations), number=False)
     since = run.analysis.timeline.positions(_phase_ends(run)) + 1
-    moved = f"compute the metric for each batch and keep its number, not `{most.name}`"
+    change = f"compute the metric for each batch and keep its number, not `{most.name}`"
     if most.place.endswith(_EVALUATION_OF_TRAINER):
-        moved = _CHANGE_OF_TRAINER
+        change = _CHANGE_OF_TRAINER
     elif run.recording.run.device_type != "cpu":
-        moved = f"move each result to the CPU before it is kept (.cpu()), or {moved}"
+        change = f"move each result to the CPU before it is kept (.cpu()), or {change}"
     return Finding(
         severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(run.bytes_of(alive))} at {at} are results of earlier batches of an evaluation: "
         f"{variable.in_words(short=True)} keeps them, {format_bytes(most.grown)} more with each batch.",
         bytes=run.bytes_of(alive),
-        change=moved,
+        change=change,
         evidence=(f"{format_bytes(variable.bytes)}: held by {variable.in_words()}", *run.largest(alive)),
         off_peak=run.off_peak(
             lifetimes.bytes * mine, np.where(lifetimes.phase == Phase.BETWEEN, lifetimes.born + 1, since)

@@ -29,9 +29,9 @@ from ampmem.units import format_bytes
 
 _LINE = re.compile(r"(.+):(\d+) (?:\S+\.)?(?:call|partition_\d+)")
 _SAVED_BY, BACKWARD = "CompiledFunction", COMPILED_BACKWARD
+"""The autograd Function that runs compiled graphs, and its node."""
 _BUFFER = "aten::empty_strided"
 """The op by which compiled code on a simulated GPU makes a buffer; on a GPU that is no op."""
-"""The autograd Function that runs compiled graphs, and its node."""
 _UNNAMED = (
     "{unnamed} of {all} allocated inside compiled code have no module or source line: the code that torch.compile "
     "generated does not say what they are"

@@ -72,8 +72,8 @@ export function svgElement(tag, attributes = {}, text = null) {
 }
 
 /**
- * `text` as it may be broken into lines: numbers stay with their units, options are whole, and a long name may go on in the next line behind its
- * dots, slashes and such, in no word.
+ * `text` as it may be broken into lines: numbers stay with their units, options are whole, and a long name may go on in
+ * the next line behind its dots, slashes and such, in no word.
  * @param {string} text
  * @returns {Array<string|Node>}
  */
